@@ -186,7 +186,7 @@ def test_ppo_with_a_reward_model_and_a_critic_of_images(place):
     settings = json.loads((other / "preprocessor_config.json").read_text())
     (other / "preprocessor_config.json").write_text(json.dumps({**settings, "image_mean": [0.1, 0.2, 0.3]}))
     ran = ppo(place, "refused", f"--advantage gae --reward model --critic_model_name_or_path {other}")
-    assert ran.code != 0 and "the reward model would see other pixels than it was trained on" in ran.stderr, ran.words
+    assert ran.code != 0 and "the reward model would not see the pixels it was trained on" in ran.stderr, ran.words
 
 
 @pytest.mark.long

@@ -63,10 +63,10 @@ def test_a_family_is_as_plain_transformers_has_it(family, results):
 ASKED_OF_VISION = {
     "smolvlm": ("shares", "shares"),
     "llava_next": ("shares", "shares"),
-    "mistral3": ("shares", "refused: those of models of the family mistral3 are not read here"),
-    "paligemma": ("refused, because PaliGemmaForConditionalGeneration is not causal", "refused: those of models of"),
-    "blip": ("refused, because BlipForConditionalGeneration cannot be read", "refused: those of models of"),
-    "pi0": ("refused, because ", "refused: those of models of the family pi0"),
+    "mistral3": ("shares", "refused: models of the family mistral3 cannot be trained on images"),
+    "paligemma": ("refused, because PaliGemmaForConditionalGeneration is not causal", "refused: models of the family"),
+    "blip": ("refused, because BlipForConditionalGeneration cannot be read", "refused: models of the family"),
+    "pi0": ("refused, because ", "refused: models of the family pi0"),
 }
 
 

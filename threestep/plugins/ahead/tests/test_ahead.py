@@ -51,18 +51,27 @@ def test_older_weights_are_corrected_unless_that_is_refused():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"dynamic_sampling_tries": 2}, "--dynamic_sampling_tries 2 draws other prompts once a step sees the scores"),
-        ({"prompt_sampler": "a.py:B"}, "--prompt_sampler chooses prompts by the scores of the step before"),
-        ({"prompt_dataset": "a.py:B"}, "--prompt_dataset chooses prompts by the scores of the step before"),
-        ({"advantage": "remax"}, "--advantage remax draws greedy responses by the newest weights"),
-        ({"advantage": "optimal_token_baseline"}, "--advantage optimal_token_baseline reads the distributions of"),
-        ({"report_variance": True}, "--report_variance reads the distributions of the policy that drew, whose weights"),
-        ({"speculate": "1", "mtp_num_layers": 1}, "--speculate 1 guesses by what is trained meanwhile; leave one of"),
-        ({"val_only": True}, "--val_only trains nothing to be ahead of; leave one of them out"),
+        (
+            {"dynamic_sampling_tries": 2},
+            "--dynamic_sampling_tries 2 draws more prompts after a step has seen the scores",
+        ),
+        ({"prompt_sampler": "a.py:B"}, "--prompt_sampler chooses prompts by the scores of the previous step"),
+        ({"prompt_dataset": "a.py:B"}, "--prompt_dataset chooses prompts by the scores of the previous step"),
+        ({"advantage": "remax"}, "--advantage remax draws greedy responses with the newest weights"),
+        ({"advantage": "optimal_token_baseline"}, "--advantage optimal_token_baseline needs the distributions of"),
+        (
+            {"report_variance": True},
+            "--report_variance needs the distributions of the policy that drew the responses, whose weights",
+        ),
+        (
+            {"speculate": "1", "mtp_num_layers": 1},
+            "--speculate 1 drafts tokens with weights that are trained in the meantime; leave one of",
+        ),
+        ({"val_only": True}, "--val_only does not train, so there are no steps to run ahead of; leave one of them out"),
     ],
 )
 def test_what_it_does_not_go_with(given, why):
-    wanted = f"--rollouts_ahead 1 draws responses before the step that takes them, and {why}"
+    wanted = f"--rollouts_ahead 1 draws responses before the step that trains on them, but {why}"
     with pytest.raises(ThreestepError, match=wanted):
         checked_components(flags_of(**given))
     checked_components(flags_of(**{**given, "rollouts_ahead": 0}))
@@ -92,12 +101,17 @@ def test_runs_that_cannot_be_ahead():
     flags = flags_of()
     check_ahead_of_run(flags, TransformersRollout, None, rollouts=2, ranks=2)
     check_ahead_of_run(flags_of(rollouts_ahead=0), Sent, None, rollouts=1, ranks=2)
-    with pytest.raises(ThreestepError, match="--rollouts_ahead 1 expects a run of more rollouts than that, got 1: all"):
+    with pytest.raises(
+        ThreestepError, match="--rollouts_ahead 1 needs a run of more than 1 rollouts, but this run has 1, so"
+    ):
         check_ahead_of_run(flags, TransformersRollout, None, rollouts=1, ranks=1)
     images = object.__new__(RowImages)
-    with pytest.raises(ThreestepError, match="--rollouts_ahead 1 does not go with prompts that have images: their"):
+    with pytest.raises(ThreestepError, match="--rollouts_ahead 1 does not work with prompts that have images, because"):
         check_ahead_of_run(flags, TransformersRollout, images, rollouts=2, ranks=1)
-    with pytest.raises(ThreestepError, match="--rollouts_ahead 1 sends kept weights to --rollout_engine hf from the"):
+    with pytest.raises(
+        ThreestepError,
+        match="--rollouts_ahead 1 with --rollout_engine hf works on one rank only, .* this run has 2 ranks",
+    ):
         check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=2)
     check_ahead_of_run(flags, Sent, None, rollouts=2, ranks=1)
     check_ahead_of_run(flags, Met, None, rollouts=2, ranks=2)
@@ -110,7 +124,7 @@ def test_free_has_settings_of_its_own():
     check_ahead_of_run(flags_of(rollouts_ahead="free"), TransformersRollout, None, rollouts=1, ranks=2)
     check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=1)
     check_ahead_of_run(flags_of(rollouts_ahead="free"), Met, None, rollouts=2, ranks=2)
-    with pytest.raises(ThreestepError, match="--rollouts_ahead free sends kept weights to --rollout_engine hf"):
+    with pytest.raises(ThreestepError, match="--rollouts_ahead free with --rollout_engine hf works on one rank only"):
         check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=2)
 
 
@@ -118,8 +132,11 @@ def test_free_has_settings_of_its_own():
     ("given", "why"),
     [
         ({"rollouts_ahead": "soon"}, "--rollouts_ahead expects a number of steps, 0 or more, or free, got 'soon'"),
-        ({"max_rollout_age": 3}, "--max_rollout_age 3 is for --rollouts_ahead free, got --rollouts_ahead 1; leave one"),
-        ({"replay_schedule": "a"}, "--replay_schedule a is for --rollouts_ahead free, got --rollouts_ahead 1; leave"),
+        (
+            {"max_rollout_age": 3},
+            "--max_rollout_age 3 needs --rollouts_ahead free, but --rollouts_ahead is 1; leave one",
+        ),
+        ({"replay_schedule": "a"}, "--replay_schedule a needs --rollouts_ahead free, but --rollouts_ahead is 1; leave"),
     ],
 )
 def test_flags_of_free_and_of_no_other(given, why):

@@ -240,12 +240,18 @@ def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([], "expects the schedule of a run of --rollouts_ahead free, got"),
-        ([{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}], "expects the schedule of a run of --rollouts_ahead"),
-        ([line(1, [0, 1], [0, 0])], "expects the steps 1 to 2 of this run in .*, got 1 steps up to 1"),
-        ([line(1, [0, 1], [0, 0]), line(2, [2], [0])], "expects 2 prompts in each step of .*, got 1 in step 2"),
-        ([line(1, [0, 1], [0, 0]), line(2, [1, 2], [0, 0])], "expects 2 prompts in each step of .*, each once"),
-        ([line(1, [0, 1], [0, 0]), line(2, [2, 3], [1, 2])], "--max_rollout_age 1 steps in .*, got ages from -1 to 0"),
+        ([], "is not the schedule of a run with --rollouts_ahead free; give"),
+        ([{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}], "is not the schedule of a run with --rollouts_ahead"),
+        ([line(1, [0, 1], [0, 0])], "needs steps 1 to 2 of this run, but .* has 1 steps, up to step 1;"),
+        ([line(1, [0, 1], [0, 0]), line(2, [2], [0])], "needs 2 new prompts in each step, but step 2 of .* has 1,"),
+        (
+            [line(1, [0, 1], [0, 0]), line(2, [1, 2], [0, 0])],
+            "needs 2 new prompts in each step, but step 2 of .* or repeats earlier ones",
+        ),
+        (
+            [line(1, [0, 1], [0, 0]), line(2, [2, 3], [1, 2])],
+            "--max_rollout_age is 1, but the weights in step 2 of .* are -1 to 0 steps old",
+        ),
     ],
 )
 def test_files_that_are_no_schedule_of_this_run(tmp_path, lines, why):
@@ -253,7 +259,7 @@ def test_files_that_are_no_schedule_of_this_run(tmp_path, lines, why):
         read_schedule(written(tmp_path, lines), Admission(1, 2, 2))
     lines = [line(step, [4 * step - 4 + place for place in range(4)], [0] * 4) for step in range(1, 3)]
     trainer = free_trainer(tmp_path, schedule=str(written(tmp_path, lines)), total=2)
-    with pytest.raises(ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote"):
+    with pytest.raises(ThreestepError, match="--replay_schedule needs the data and the seed of the run that wrote"):
         next(iter(trainer.rollouts(1)))
 
 

@@ -107,12 +107,12 @@ def test_what_a_user_says_replaces_the_recorded_settings(written, capsys):
     ("words", "message"),
     [
         ("", "expects the folder of a record, such as RUN/records/step_000010"),
-        ("nowhere", "nowhere expects the record of a step, a folder with record.json, and has none"),
-        ("nowhere", "of step 3 to step_000001_update1 and so on"),
-        ("RECORD --trust_run", "--trust_run is for two runs, RUN_A RUN_B, and one folder is given"),
+        ("nowhere", "nowhere is not the record of a step: it has no record.json"),
+        ("nowhere", "(in step 3, to step_000001_update1 and so on)"),
+        ("RECORD --trust_run", "--trust_run is for two runs (RUN_A RUN_B), but only one folder was given"),
         ("RECORD RECORD --code_b elsewhere", "--code_b is for reruns; add --trust_run, or leave it"),
         ("RECORD --work elsewhere", "--work is for two runs"),
-        ("RECORD RECORD --as grpo", "--as is for one record, and two runs are given"),
+        ("RECORD RECORD --as grpo", "--as is for one record, but two runs were given"),
         ("RECORD RECORD", "expects a run with digests.jsonl"),
     ],
 )
@@ -164,8 +164,8 @@ def flags_of(has_form: bool = False, optimizer: str = "adamw", **given):
     return SimpleNamespace(added=added, data=data, settings={"optimizer": optimizer})
 
 
-PATHS = "--record_steps expects sequences that are one run of tokens each, and --parallel_thinking lays paths"
-ADAMW = "--record_steps writes down and judges AdamW's steps, and --optimizer is sign; leave one of them out"
+PATHS = "--record_steps needs sequences that are one run of tokens each, but --parallel_thinking lays out paths"
+ADAMW = "--record_steps records and checks AdamW's steps, but --optimizer is sign; leave one of them out"
 
 
 @pytest.mark.parametrize(
@@ -224,5 +224,5 @@ def test_tensors_are_whole(tmp_path):
     save_file({"x": np.arange(3)}, path)
     assert read_tensors(path)["x"].tolist() == [0, 1, 2]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ThreestepError, match="expects safetensors of integers, booleans or floats"):
+    with pytest.raises(ThreestepError, match="is not a safetensors file of integers, booleans or floats"):
         read_tensors(path)

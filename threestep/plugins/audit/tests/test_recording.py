@@ -68,8 +68,8 @@ def test_a_record_comes_back(tmp_path: Path):
         ({"logprob": np.zeros(3, np.float32)}, "has the unknown tensor 'logprob'; did you mean 'logprobs'"),
         ({"logprobs": np.zeros(3, np.int64)}, "expects floating-point numbers in 1 dimension(s) [T], got int64"),
         ({"loss_mask": np.zeros(4, bool)}, "loss_mask expects 3 entries, as logprobs has, got 4"),
-        ({"lengths": np.array([2, 2])}, "logprobs expects lengths to add up to its 3 entries, got 4"),
-        ({"rollout_values": np.zeros(1, np.float32)}, "expects rollout_lengths to add up to its 1 entries"),
+        ({"lengths": np.array([2, 2])}, "lengths must add up to the 4 entries of logprobs, got 3"),
+        ({"rollout_values": np.zeros(1, np.float32)}, "rollout_lengths must add up to the 1 entries"),
     ],
 )  # fmt: skip
 def test_other_tensors_are_refused(tmp_path: Path, tensors, words):
@@ -138,7 +138,7 @@ def test_counts_and_places_are_within_what_they_are_of(name, values, sentence):
     [
         (
             {"exp_avg.a": np.zeros(2)},
-            r"state: exp_avg.a expects the shape \[3\], as others of the parameter, got \[2\]",
+            r"state: exp_avg.a expects the shape \[3\], as in the other tensors of this parameter, got \[2\]",
         ),
         ({"exp_avg.b": np.zeros(3)}, r"state: exp_avg.b expects the shape none"),
         ({"weights_before.a": np.zeros(4)}, r"state: weights_before.a expects the shape \[3\]"),
@@ -411,7 +411,10 @@ def test_a_skipped_step_has_no_state():
 def test_a_large_model_has_digests_alone(monkeypatch, capsys):
     monkeypatch.setattr(states, "MOST_WEIGHTS", 1)
     assert not stepped(keeps=True)[0].values
-    assert "--record_values expects at most 1 weights, got 3: digests alone" in capsys.readouterr().out
+    assert (
+        "--record_values is for models up to 1 weights, but this model has 3; recording digests alone"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_digest_by_hand():

@@ -125,7 +125,7 @@ def test_a_disk_that_refuses_ends_nothing(tmp_path: Path, capsys):
     observed = of_folder(tmp_path / "records", 2).begin(2)
     observed.watched(trainee(Module())).micro_batches[0].loss()
     observed.taken(TAKEN)
-    assert "warning: no record of this step: the disk refuses" in capsys.readouterr().out
+    assert "warning: no record of this step, because it cannot be written" in capsys.readouterr().out
 
 
 def opened(folder: Path, device: str = "cpu", **settings: Any) -> StepRecorder | None:
@@ -175,7 +175,7 @@ def test_a_kind_of_training_that_records_do_not_know_ends_nothing(tmp_path: Path
     observed = of_folder(tmp_path, 2).begin(2)
     observed.watched(trainee(module)).micro_batches[0].loss()
     observed.taken(OtherStep(2, {}, list))
-    assert "no record of this step: records know no training of the kind 'hinge'" in capsys.readouterr().out
+    assert "no record of this step: records do not support training of the kind 'hinge'" in capsys.readouterr().out
     assert not list(tmp_path.iterdir()) and not module._forward_hooks
     assert step_numbers(OtherStep(2, {"loss": 1.0}, lambda: [5]), True)[:2] == ([5], {"loss": 1.0})
     assert step_numbers(OtherStep(2, {"loss": 1.0}, lambda: [5]), False)[:2] == ((), {"loss": 1.0})

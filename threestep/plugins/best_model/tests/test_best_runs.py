@@ -55,7 +55,7 @@ def test_the_best_evaluation_is_kept_and_loaded_at_the_end(tmp_path, capsys):
     assert judged(tmp_path / "c", losses, 10, metric_for_best_model="accuracy") == {"at": 4}
     assert judged(tmp_path / "d", losses, 10, metric_for_best_model="eval_loss", greater_is_better=True) == {"at": 2}
     assert judged(tmp_path / "e", {10: 1.0}, 10) is None
-    assert "had one evaluation to choose from" in capsys.readouterr().out
+    assert "had only one evaluation to choose from" in capsys.readouterr().out
 
 
 def test_a_resumed_run_remembers_the_best(tmp_path):
@@ -109,7 +109,7 @@ def test_a_metric_that_no_evaluation_has(tmp_path):
     with pytest.raises(ThreestepError, match="expects one of accuracy, loss, got 'acuracy'; did you mean 'accuracy'"):
         judged(tmp_path / "a", {0: 1.0}, 0, metric_for_best_model="acuracy")
     for flag in ({"load_best_model_at_end": True}, {"early_stopping": 1}):
-        words = f"^--{next(iter(flag))} goes by evaluations, and there are no evaluation rows"
+        words = f"^--{next(iter(flag))} needs evaluations, but there are no evaluation rows"
         with run_in(tmp_path / "b", **flag) as (_, kept), pytest.raises(ThreestepError, match=words):
             kept.evaluated(0)
 

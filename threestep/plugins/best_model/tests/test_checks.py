@@ -32,7 +32,7 @@ def checked(step: str, metric: str) -> None:
     [
         (
             "step1_sft", "eval_accurcy",
-            "^--metric_for_best_model expects a figure of evaluations, one of loss, perplexity, token_accuracy, got "
+            "^--metric_for_best_model expects an evaluation metric, one of loss, perplexity, token_accuracy, got "
             "'eval_accurcy'; did you mean 'token_accuracy'.$",
         ),
         ("step2_dpo", "reward", "one of loss, accuracy, reward_margin, chosen_.*, rejected_reward, got 'reward'; did"),

@@ -31,13 +31,13 @@ def test_answers():
     [
         (
             True,
-            '--callback: the function expects to return None, "stop" or figures as a dict, got True; leave out other',
+            '--callback: the function must return None, "stop" or a dict of metrics, got True; leave out other',
         ),
         ("halt", "got 'halt'"),
-        ({"a": "1"}, "--callback: figures expect numbers by name, got 'a': '1'"),
+        ({"a": "1"}, "--callback: returned metrics must map names to numbers, got 'a': '1'"),
         ({"a": True}, "got 'a': True"),
         ({1: 2.0}, "got 1: 2.0"),
-        ({"train/loss": 1.0}, "expect names of their own, got 'train/loss', which the step has; rename it"),
+        ({"train/loss": 1.0}, "the step already has a metric 'train/loss'; return yours under another name"),
         ({"seconds": 1.0}, "got 'seconds'"),
     ],
 )
@@ -69,7 +69,7 @@ class Follower:
         (OfTrainers(), "got an object of OfTrainers, a callback of transformers' Trainer; write"),
         (Follower, "got the class Follower; write"),
         ([Follower()], "got an object of list; write"),
-        (lambda state: None, r"got <lambda>, which takes other arguments \(too many positional arguments\); write"),
+        (lambda state: None, r"got <lambda>, which has a different signature \(too many positional arguments\); write"),
     ],
 )
 def test_what_cannot_be_called_is_refused_before_the_run(callback, got):
@@ -82,7 +82,7 @@ def test_what_can_be_called(tmp_path):
         check_callback(callback)
     (tmp_path / "own.py").write_text("def follow(step): ...\ndef other(step, figures): ...\n")
     assert load_callback(f"{tmp_path}/own.py:other").__name__ == "other"
-    with pytest.raises(ThreestepError, match="got follow, which takes other arguments"):
+    with pytest.raises(ThreestepError, match="got follow, which has a different signature"):
         load_callback(f"{tmp_path}/own.py:follow")
 
 
@@ -119,9 +119,7 @@ def test_a_callbacks_mistake_ends_the_run(tmp_path):
     with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
         ended(tmp_path / "b", LOSSES, own)
     own = own_callback(tmp_path / "other", "return 1 / (3 - step)")
-    with pytest.raises(
-        ThreestepError, match="^--callback: the function expects to return None, .*, got 0.5; leave out"
-    ):
+    with pytest.raises(ThreestepError, match="^--callback: the function must return None, .*, got 0.5; leave out"):
         ended(tmp_path / "a", LOSSES, own)
 
 

@@ -262,7 +262,7 @@ def test_indices_that_do_not_fit(chosen):
 def test_a_state_that_json_does_not_keep(state):
     source = source_of((AtRandom, None), rows(7))
     source.sampler.state_dict = lambda: state
-    with pytest.raises(ThreestepError, match="AtRandom.state_dict: expected a dict that comes back from JSON as it"):
+    with pytest.raises(ThreestepError, match="AtRandom.state_dict must return a dict that JSON restores unchanged"):
         source.state_dict()
 
 
@@ -270,7 +270,7 @@ def test_a_state_of_another_kind_of_source():
     state = source_of((AtRandom, SureQuestions), rows(7)).state_dict()
     with pytest.raises(ThreestepError, match="by a dataset and a sampler, but this one takes them in"):
         PromptSource(rows(7), 5).load_state_dict(state)
-    words = "by neither --prompt_sampler nor --prompt_dataset, this run by a sampler; give the flags"
+    words = "with neither --prompt_sampler nor --prompt_dataset, but this run uses a sampler; give the flags"
     with pytest.raises(ThreestepError, match=words):
         source_of((AtRandom, None), rows(7)).load_state_dict({})
 
@@ -319,17 +319,19 @@ def test_classes_from_the_users_file(opened, names):
     assert [row.row_id for row in opened("InOrder").take(2, 3)] == [2, 0, 1]
     assert sorted(row.row_id for row in opened(None, "Doubled").take(0, 6)) == [0, 0, 1, 1, 2, 2]
     assert opened("InOrder", "Doubled").take(4, 1)[0].row_id == 1
-    with pytest.raises(ThreestepError, match="--shuffle false takes the prompts in the data's order, and --prompt_sam"):
+    with pytest.raises(
+        ThreestepError, match="--shuffle false uses the prompts in the order of the data, but --prompt_sam"
+    ):
         opened(*names, shuffled=False)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("function",), "^--prompt_sampler: '.*own.py:function' is no class that builds on threestep.*PromptSampler$"),
-        (("Doubled",), "^--prompt_sampler: .*is no class that builds on .*curriculum.prompts.PromptSampler$"),
-        ((None, "InOrder"), "^--prompt_dataset: .*is no class that builds on .*curriculum.prompts.PromptDataset$"),
-        (("Half",), "^--prompt_sampler: '.*own.py:Half' has to define load_state_dict, state_dict$"),
+        (("function",), "^--prompt_sampler: '.*own.py:function' is not a subclass of threestep.*PromptSampler$"),
+        (("Doubled",), "^--prompt_sampler: .*is not a subclass of .*curriculum.prompts.PromptSampler$"),
+        ((None, "InOrder"), "^--prompt_dataset: .*is not a subclass of .*curriculum.prompts.PromptDataset$"),
+        (("Half",), "^--prompt_sampler: '.*own.py:Half' must define load_state_dict, state_dict$"),
         (("Broken",), "^Broken raised KeyError: 'here' .own.py, line 15.$"),
         (("Missing",), "^--prompt_sampler: '.*own.py' has no 'Missing'"),
     ],

@@ -39,12 +39,15 @@ TOP = DivergenceSettings("js", 0.1, 5)
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (TeacherSettings(compared=DivergenceSettings(top_k=5)), "--teacher_top_k 5 is for a teacher, and there is no"),
-        (TeacherSettings(zero_stage=3), "--teacher_zero_stage 3 is for a teacher, and there is none; give"),
+        (TeacherSettings(compared=DivergenceSettings(top_k=5)), "--teacher_top_k 5 needs a teacher, but none is"),
+        (TeacherSettings(zero_stage=3), "--teacher_zero_stage 3 needs a teacher, but none is given; give"),
         (TeacherSettings("t", compared=DivergenceSettings(beta=0.1)), "--teacher_beta 0.1 is for --teacher_divergence"),
-        (TeacherSettings(url="http://a/v1"), "--teacher_url gives a teacher's likeliest tokens alone; give"),
-        (TeacherSettings("t", url="http://a/v1"), "--teacher_url http://a/v1 asks a server, and"),
-        (TeacherSettings("t", "f.jsonl"), "--distill f.jsonl takes a teacher's likeliest tokens; give --teacher_top_k"),
+        (TeacherSettings(url="http://a/v1"), "--teacher_url gives only a teacher's most likely tokens; set"),
+        (TeacherSettings("t", url="http://a/v1"), "--teacher_url http://a/v1 names a server, but"),
+        (
+            TeacherSettings("t", "f.jsonl"),
+            "--distill f.jsonl stores a teacher's most likely tokens; set --teacher_top_k",
+        ),
         (TeacherSettings(file="f.jsonl", compared=TOP), "--teacher_top_k 5 is for a teacher that is read, and"),
     ],
 )
@@ -120,8 +123,11 @@ def test_beside_other_flags_of_step_3(given, why):
 @pytest.mark.parametrize(
     ("in_rollouts", "why"),
     [
-        (False, "--distill names a teacher that reads texts alone, and rows of the data have media; leave it out"),
-        (True, "--distill does not work with prompts that have images: it is read on texts alone; leave it out"),
+        (False, "--distill names a teacher that reads only text, but rows of the data have media; leave it out"),
+        (
+            True,
+            "--distill does not work with prompts that have images, because the teacher reads only text; leave it out",
+        ),
     ],
 )
 def test_a_teacher_reads_texts_alone(in_rollouts, why):
@@ -229,7 +235,9 @@ def test_what_is_compared_and_what_is_refused(folders):
     assert guest.compare.__self__.vocabulary == 64  # of both
     with pytest.raises(ThreestepError, match="--teacher_top_k 64 expects less than the vocabulary of 64 tokens"):
         open_teacher(TeacherSettings(name, compared=DivergenceSettings(top_k=64)), policy, load_under)
-    with pytest.raises(ThreestepError, match="the logits of .*capped .Gemma2ForCausalLM. are not one linear layer"):
+    with pytest.raises(
+        ThreestepError, match="the logits of .*capped .Gemma2ForCausalLM. do not come from one linear layer"
+    ):
         open_teacher(capped, policy, load_under)
 
 
@@ -253,5 +261,5 @@ def test_its_engine_has_its_own_stage():
 def test_another_tokenizer_is_refused(monkeypatch):
     student, teacher = (Words(tokens=count, pad_token="0", eos_token_id=1, name_or_path="s") for count in (5, 6))
     monkeypatch.setattr("threestep.plugins.distillation.opening.load_tokenizer", lambda *_, **__: teacher)
-    with pytest.raises(ThreestepError, match="'t' .6 tokens. and of the model in training 's' .5 tokens. differ, and"):
+    with pytest.raises(ThreestepError, match="'t' .6 tokens. and of the model in training 's' .5 tokens. differ, so"):
         check_same_words(TeacherSettings("t"), student)

@@ -191,13 +191,13 @@ GOOD = {"input_ids": [5, 6, 7], "places": [1, 2], "top_ids": [[1, 2], [3, 4]], "
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"places": [0, 2]}, "expected places within input_ids, from 1 on, ascending; write the file again"),
+        ({"places": [0, 2]}, "expected ascending places within input_ids, from 1; write the file again"),
         ({"places": [1, 3]}, "expected places within input_ids"),
         ({"top_ids": [[1], [3]]}, "expected lists of 2 tokens at each place"),
-        ({"top_ids": [[1, 2], [3]]}, "expected as many numbers at each place"),
-        ({"top_ids": [[1, 1], [3, 4]]}, "expected no token twice at a place"),
-        ({"top_logprobs": [[-1, -2], [-1, 0.3]]}, "expected log-probabilities of at most 0 and no NaN"),
-        ({"rest_logprobs": [-1]}, "expected a number of rest_logprobs for each place"),
+        ({"top_ids": [[1, 2], [3]]}, "expected equally many numbers at each place"),
+        ({"top_ids": [[1, 1], [3, 4]]}, "expected no repeated token at a place"),
+        ({"top_logprobs": [[-1, -2], [-1, 0.3]]}, "expected log-probabilities of at most 0, without NaN"),
+        ({"rest_logprobs": [-1]}, "expected one number in rest_logprobs for each place"),
         ({"top_ids": 3}, "expected lists input_ids, places, top_ids, top_logprobs; threestep/plugins/dist"),
     ],
 )
@@ -295,10 +295,10 @@ def test_its_numbers_are_the_teachers(plan: str, fails: Any):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ({"choices": [{"text": "x"}]}, "expected prompt_logprobs of . tokens, got none"),
-        ({"choices": [{"prompt_logprobs": [None]}]}, "expected prompt_logprobs of . tokens, got 1"),
-        ({"choices": []}, "the answer has another form: IndexError"),
-        (None, "the server read other tokens than it was sent"),
+        ({"choices": [{"text": "x"}]}, "expected prompt_logprobs for . tokens, got none"),
+        ({"choices": [{"prompt_logprobs": [None]}]}, "expected prompt_logprobs for . tokens, got 1"),
+        ({"choices": []}, "the answer has an unexpected format: IndexError"),
+        (None, "the server did not read the tokens it was sent"),
     ],
 )
 def test_another_answer_is_never_a_distribution(answer: Any, why: str):
@@ -310,7 +310,7 @@ def test_another_answer_is_never_a_distribution(answer: Any, why: str):
     few = AskSettings(concurrency=1, retries=1, seconds=20, pause=0.01)
     with (
         scoring_server(lambda body: answer or other_tokens(body)) as server,
-        pytest.raises(ThreestepError, match=f"--teacher_url .*: no answer of the teacher after . requests: {why}"),
+        pytest.raises(ThreestepError, match=f"--teacher_url .*: no answer from the teacher after . requests: {why}"),
     ):
         teacher_at(server.url, few).top_tokens(rows)
 

@@ -241,7 +241,7 @@ def bounded(text: str, characters: int) -> BoundedText:
     """Return text of at most `characters` characters that can be encoded, with a note in place of a cut middle."""
     was_cut = len(text) > characters
     if was_cut:
-        note = f"\n[... cut: all {len(text):,} characters were too many ...]\n"
+        note = f"\n[... cut: the whole text has {len(text):,} characters ...]\n"
         room = max(characters - len(note), 0)
         text = (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:characters]
     mended = text.encode("utf-8", "replace").decode("utf-8")

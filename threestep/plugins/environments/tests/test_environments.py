@@ -123,7 +123,7 @@ def test_several_are_routed_by_the_column_and_the_seed_is_passed(file):
     assert opening_of(environments, {"environment": "Seeded"}) == "seed 5"
     row = {"environment": "tools", "messages": [{"role": "user", "content": "3 + 4"}]}
     assert opening_of(environments, row) == "3 + 4"
-    with pytest.raises(ThreestepError, match="tools, or nothing .*, got a row without it; mend the row .* 'Play'"):
+    with pytest.raises(ThreestepError, match="tools, or nothing .*, got a row without it; fix the row .* 'Play'"):
         environments.name_of({"prompt": "Play"})
     environments.close()
 
@@ -146,12 +146,20 @@ def test_tools_answer_any_row(file):
     [
         (["Short"], [], r"--environment expects a class with reset\(row\), .*Short', which has no step"),
         (["Wide"], [], r"--environment expects reset\(row\) or .*, got step\(message, more\) in .*: missing a"),
-        (["Unmade"], [], "--environment expects a class that is made without arguments, got .*Unmade': TypeError"),
+        (
+            ["Unmade"],
+            [],
+            "--environment expects a class that can be created without arguments, got .*Unmade': TypeError",
+        ),
         (["number"], [], "--environment expects a function, got .*number', which is int"),
         (["Goood"], [], "has no 'Goood'; did you mean 'Good'"),
-        ([], ["untyped"], "--tools: the tool 'untyped' expects a docstring"),
+        ([], ["untyped"], "--tools: the tool 'untyped' needs a docstring"),
         (["Good", "Good"], [], "--environment expects different names, got Good, Good; rename one"),
-        (["tools"], [], "--environment expects a class of another name than tools, which is that of --tools; rename"),
+        (
+            ["tools"],
+            [],
+            "--environment expects a class with a name other than tools, which is reserved for --tools; rename",
+        ),
         ([], ["add", "also_add"], "--tools expects functions of different names, got add, add; rename one"),
         (["Short"], ["untyped"], "2 mistakes in the configuration"),
     ],
@@ -281,7 +289,10 @@ def components(critic: str = "c", **given) -> Components:
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
         ({"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2}, "--vllm_tensor_parallel_size 2 has ranks draw t"),
         ({"parallel_thinking": True}, "draw turn by turn, but --parallel_thinking draws paths in parallel; leave"),
-        ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
+        (
+            {"rank_timeout": 300.0},
+            "adds up to 540 seconds, but other ranks wait only for --rank_timeout 300; lower the first",
+        ),
         ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, but this run has none"),
         ({"environment": None}, "--reward environment needs the rewards of an environment, but"),
         ({"replay_routers": "follow"}, "--environment, --tools draw turn by turn, and turns record no experts"),

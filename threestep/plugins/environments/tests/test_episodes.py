@@ -138,17 +138,23 @@ def test_conversations_do_not_wait_for_each_other(caller):
         (ValueError("x"), "step raised ValueError: x ("),
         (SystemExit(2), "step raised SystemExit: 2 ("),
         (lambda: NEVER.wait(), "step did not return within --environment_seconds 0.2"),
-        (None, "step expects to return (messages, reward, done), got NoneType"),
-        (([], 0.0), "step expects messages where the conversation is not done, got none"),
-        (([USER], float("nan")), "step expects a number that is finite in float32 as reward, got nan"),
-        (([USER], 10**400), "step expects a number that is finite in float32 as reward, got 1000"),
-        (([USER], 0.0, 1), "step expects True or False as done, got 1"),
-        (([USER], 0.0, False, {"a": "b"}), "step expects finite numbers by name, which is text, as figures, got"),
-        (([USER], 0.0, False, {None: 1.0, "a": 1.0}), "step expects finite numbers by name, which is text, as figures"),
+        (None, "step must return (messages, reward, done), got NoneType"),
+        (([], 0.0), "step must return messages unless the conversation is done, got none"),
+        (([USER], float("nan")), "step must return a reward that is finite in float32, got nan"),
+        (([USER], 10**400), "step must return a reward that is finite in float32, got 1000"),
+        (([USER], 0.0, 1), "step must return True or False as done, got 1"),
+        (([USER], 0.0, False, {"a": "b"}), "step must return figures as finite numbers by name, got"),
+        (([USER], 0.0, False, {None: 1.0, "a": 1.0}), "step must return figures as finite numbers by name"),
         (("text", 0.0), "step expects a list of messages, got str"),
-        (([{"role": "assistant", "content": ""}],), "step expects messages with a role among system, developer, user"),
-        (([{"role": "tool", "content": None}],), "step expects messages whose content is text, got"),
-        (([{"role": "tool", "content": "a", "of": {1}}],), "step expects messages of JSON's values, got Object of"),
+        (
+            ([{"role": "assistant", "content": ""}],),
+            "step must return messages with a role among system, developer, user",
+        ),
+        (([{"role": "tool", "content": None}],), "step must return messages whose content is text, got"),
+        (
+            ([{"role": "tool", "content": "a", "of": {1}}],),
+            "step must return messages that JSON can hold, got Object of",
+        ),
     ],
 )
 def test_a_step_that_fails_ends_the_conversation_counted(caller, reply, problem):
@@ -167,10 +173,13 @@ def test_a_step_that_fails_ends_the_conversation_counted(caller, reply, problem)
     [
         (ValueError("x"), "reset raised ValueError: x"),
         (lambda: NEVER.wait(), "reset did not return within --environment_seconds 0.2"),
-        ("hello", r"reset expects to return \(messages, tools\), got str"),
-        (([],), "reset expects messages whose last one is for the model"),
-        (([USER, {"role": "assistant", "content": "a"}],), "reset expects messages whose last one is for the model"),
-        (([USER], ["f"]), r"reset expects tools as a list of JSON schemas, got \['f'\]"),
+        ("hello", r"reset must return \(messages, tools\), got str"),
+        (([],), "reset must return messages that end with one for the model"),
+        (
+            ([USER, {"role": "assistant", "content": "a"}],),
+            "reset must return messages that end with one for the model",
+        ),
+        (([USER], ["f"]), r"reset must return tools as a list of JSON schemas, got \['f'\]"),
     ],
 )
 def test_an_environment_that_cannot_begin_stops_the_run(caller, opening, problem):
@@ -198,4 +207,6 @@ def test_messages_are_bounded_and_rewards_stay_in_float32(caller):
     assert not episode.step(HELLO).result(5).done
     assert episode.step(HELLO).result(5).done
     assert episode.rewards == [3e38, 0.0] and episode.figures["environment_failures"] == 1
-    assert "step expects rewards whose sum is finite in float32, got 3e+38 more; the conversation ends" in warned[0]
+    assert (
+        "step must return rewards whose sum is finite in float32, got another 3e+38; the conversation ends" in warned[0]
+    )

@@ -69,11 +69,11 @@ def test_calls_are_of_environments_with_tools(checked):
 @pytest.mark.parametrize(
     ("name", "question", "words"),
     [
-        ("Greets", "beginning", "begins otherwise under another seed"),
+        ("Greets", "beginning", "begins differently with another seed"),
         ("Moody", "repeats", "the second time"),
         ("Shared", "apart", "beside others"),
         ("Fragile", "nonsense", "fails at 'a very long text': environment 'Fragile': step raised OverflowError"),
-        ("Generous", "pay for nonsense", "the ground truth was paid 1"),
+        ("Generous", "pay for nonsense", "the reward for the ground truth is 1"),
         ("Leaky", "leaks", "in a reply to"),
         ("Told", "leaks", "the opening"),
         ("Unready", "reset", "reset raised KeyError"),
@@ -215,14 +215,14 @@ def test_words_before_the_flags_are_the_task_and_its_environments():
     ("words", "sentence"),
     [
         (["chek"], "expects one of list, try, check first, got 'chek'; did you mean 'check'"),
-        (["try"], "expects an environment, FILE.py:NAME or the name of an installed one, got none"),
-        (["check", "a"], "or the name of an installed environment, which are none, got 'a'"),
-        (["check", "FILE:Sound", "--by_hand"], "--by_hand is for `try`, and this is check"),
-        (["try", "FILE:Sound", "--by_hand"], "--by_hand needs --model_name_or_path, got none"),
-        (["try", "FILE:Sound", "--html", "a.html"], "--html is for `check`, and this is try"),
+        (["try"], "needs an environment: FILE.py:NAME, or the name of an installed one;"),
+        (["check", "a"], "or the name of an installed environment (none), got 'a'"),
+        (["check", "FILE:Sound", "--by_hand"], "--by_hand is for `try`, but the task is `check`"),
+        (["try", "FILE:Sound", "--by_hand"], "--by_hand needs --model_name_or_path; without"),
+        (["try", "FILE:Sound", "--html", "a.html"], "--html is for `check`, but the task is `try`"),
         (["check", "FILE:Sound", "--reward_range", "1", "0"], "--reward_range expects two numbers"),
-        (["check", "FILE:Sound", "--row", '{"environment": ""}'], "no environment answers a row"),
-        (["try", "FILE:Sound", "--row", '{"environment": ""}'], "environment answers it; give another --row"),
+        (["check", "FILE:Sound", "--row", '{"environment": ""}'], "'environment' is empty has no environment"),
+        (["try", "FILE:Sound", "--row", '{"environment": ""}'], "so the row has no environment; give another --row"),
     ],
 )
 def test_mistakes(words, sentence, environment_file):
@@ -249,7 +249,7 @@ def test_a_try_reads_lines_and_may_be_left(environment_file, monkeypatch, capsys
     program.main(["try", f"{environment_file}:Sound", "--row", '{"ground_truth": "a"}'])
     printed = capsys.readouterr()
     assert printed.out.splitlines() == ["user> Say it.", "user> no, 2 left"]
-    assert "left before the conversation was over" in printed.err
+    assert "left before the end of the conversation" in printed.err
 
 
 def test_tools_are_played_too(tmp_path, capsys, monkeypatch):

@@ -236,7 +236,7 @@ def test_the_server_refuses_an_action_and_a_session_too_many(climbing):
         environments = [Acting() for _ in range(3)]
         for environment in environments[:2]:
             await environment.reset(ROW)
-        with pytest.raises(ThreestepError, match="has no session left for another conversation: it has to allow"):
+        with pytest.raises(ThreestepError, match="has no session left for another conversation: it must allow"):
             await environments[2].reset(ROW)
         replies = [await environments[0].step(said(text)) for text in ("7", "1")]
         for environment in environments:
@@ -244,7 +244,7 @@ def test_the_server_refuses_an_action_and_a_session_too_many(climbing):
         return replies
 
     refused, moved = asyncio.run(play())
-    assert refused.messages == [{"role": "user", "content": "This is no action. Invalid message"}]
+    assert refused.messages == [{"role": "user", "content": "This is not an action. Invalid message"}]
     assert refused.figures == {"invalid_actions": 1.0} and moved.reward == 1
 
 
@@ -294,7 +294,7 @@ def test_a_server_has_an_address_or_a_container(address, container, got):
 
     Acting.url, Acting.container = address, container
     with pytest.raises(
-        ThreestepError, match=f"Acting expects the address of a server as its url, or a container, got {got}"
+        ThreestepError, match=f"Acting needs either the address of a server as its url, or a container, got {got}"
     ):
         Acting()
 
@@ -374,8 +374,8 @@ def test_the_interface_of_old_gym_is_named():
     game = Walking()
     game.reset(GAME_ROW)
     game.walk.step = lambda action: (1, 0.0, False, {})
-    with pytest.raises(TypeError, match="expected step to return .observation, reward, terminated, truncated, info."):
+    with pytest.raises(TypeError, match="step must return .observation, reward, terminated, truncated, info."):
         game.step(said("on"))
-    with pytest.raises(NotImplementedError, match="expects a method make"):
+    with pytest.raises(NotImplementedError, match="needs a method make"):
         GymnasiumEnvironment().reset(GAME_ROW)
     GymnasiumEnvironment().close()

@@ -96,20 +96,20 @@ def test_the_start_says_what_a_template_makes_of_a_history():
     _, _, make = looked_up()
     (told,) = make().check(None, None)
     assert told == (
-        "conversations: the chat template keeps earlier turns as they were drawn before messages of role 'tool' and "
-        "'user'"
+        "conversations: the chat template keeps earlier turns as they were drawn when messages of role 'tool' and "
+        "'user' follow"
     )
     for name, acts, wanted in (
-        ("strips_thinking", True, "writes the thought of earlier turns otherwise once a message of role 'user' "
-         "follows, so that a conversation forks there: it goes on in another sequence; it keeps earlier turns as they "
-         "were drawn before messages of role 'tool'"),
-        ("strips_thinking", False, "keeps earlier turns as they were drawn before messages of role 'tool'"),
-        ("inst", True, "keeps earlier turns as they were drawn before messages of role 'user'; it takes none of "
-         "role 'tool'"),
+        ("strips_thinking", True, "changes the thought of earlier turns when a message of role 'user' follows, so a "
+         "conversation forks there and continues in a new sequence; it keeps earlier turns as they were drawn when "
+         "messages of role 'tool' follow"),
+        ("strips_thinking", False, "keeps earlier turns as they were drawn when messages of role 'tool' follow"),
+        ("inst", True, "keeps earlier turns as they were drawn when messages of role 'user' follow; it accepts no "
+         "message of role 'tool'"),
     ):  # fmt: skip
         *_, turns = parts(name)
         assert history_habit(turns, acts) == f"conversations: the chat template {wanted}"
-    with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
+    with pytest.raises(ThreestepError, match="accepts no message of role 'tool'.*only user and"):
         history_habit(turns, acts=False)
 
 
@@ -153,10 +153,12 @@ def test_what_conversations_need():
     tokenizer, flags, _ = looked_up()
     plain = dataclasses.replace(flags.data.chat, prompt_style="human_assistant")
     without = flags._replace(data=dataclasses.replace(flags.data, chat=plain))
-    with pytest.raises(ThreestepError, match="need a chat template to write the messages of a conversation"):
+    with pytest.raises(ThreestepError, match="need a chat template to write a conversation's messages"):
         engine_of_rows(Draws(tokenizer, {}), without, tokenizer)
     # A template that shows no calls matters once there are tools.
     flags.added.of(EnvironmentArguments).tool_parser = "auto"
     engine = engine_of_rows(Draws(tokenizer, {}), flags, tokenizer)
-    with pytest.raises(ThreestepError, match="--tool_parser auto expects a chat template that writes calls as"):
+    with pytest.raises(
+        ThreestepError, match="--tool_parser auto expects a chat template that writes calls in the form of"
+    ):
         asked(engine, tokenizer)

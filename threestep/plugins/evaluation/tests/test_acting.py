@@ -164,7 +164,7 @@ def test_what_a_chat_cannot_open(acting_model, asked):
         talk.command("/row [1]")
     with pytest.raises(ThreestepError, match="/row works only in a chat with --environment"):
         Talk([asked], SamplingArguments(), 1).command("/row")
-    with pytest.raises(ThreestepError, match="need a chat template to write the messages of a conversation"):
+    with pytest.raises(ThreestepError, match="need a chat template to write a conversation's messages"):
         check_acting(talk.acting, [asked])
     short = talk_of(acting_model, [" 1", " 2"], environment=GUESSING)
     short.models[0] = replace(short.models[0], model=acting_model.model)

@@ -230,7 +230,7 @@ def test_a_reward_model_of_images_scores_answers_about_pictures(place):
 
 @pytest.mark.parametrize(
     ("reward", "why"),
-    [("blind", "reads text alone, or its folder"), ("coarse", "has other settings of its image proc")],
+    [("blind", "reads only text, or its folder"), ("coarse", "has different image processor set")],
 )
 def test_a_reward_model_that_sees_no_or_other_pixels_says_so(place, reward, why):
     talk = chatting(place, reward)
@@ -245,8 +245,8 @@ def test_files_that_are_no_pictures_are_told(sees, place, tmp_path, monkeypatch)
     (tmp_path / "x.png").write_bytes(b"text")
     for line, sentence in [
         ("/image", "/image expects an image file, got none; type /image FILE"),
-        (f"/image {tmp_path / 'none.png'}", "expected the file of a picture, got '.*none.png': No such file or dir"),
-        (f"/image {tmp_path}", "expected the file of a picture, got '.*': Is a directory; give another path"),
+        (f"/image {tmp_path / 'none.png'}", "'.*none.png' cannot be read as a picture file: No such file or dir"),
+        (f"/image {tmp_path}", "'.*' cannot be read as a picture file: Is a directory; give another path"),
         (f"/image {tmp_path / 'x.png'}", "'.*x.png': expected an image .*, got other bytes"),
     ]:
         with pytest.raises(ThreestepError, match=sentence):
@@ -263,6 +263,6 @@ def test_the_page_takes_pictures_by_upload_alone(sees, place):
     same, columns = web._attach(lambda: talk, str(place / "red.png"), None)
     assert same is talk and columns[-1]["content"].startswith("red.png: 56 x 28 pixels")
     _, columns = web._attach(lambda: talk, str(place / "none.png"), talk)
-    assert columns[-1]["content"].startswith("expected the file of a picture")
+    assert columns[-1]["content"].startswith("cannot be read as a picture file")
     list(web.respond(talk, "What?"))
     assert web._columns(talk, "")[0][0]["content"].startswith("*red.png: 56 x 28 pixels")

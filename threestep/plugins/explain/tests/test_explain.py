@@ -252,10 +252,10 @@ def test_another_models_numbers_are_refused():
     record = _drawn("sft").record
     other = {name: value * (1.3 if "lm_head" in name else 1.0) for name, value in record.state.items()}
     step = AuditedStep(replace(record, state=other))
-    with pytest.raises(ThreestepError, match="expects the recorded log-probabilities"):
+    with pytest.raises(ThreestepError, match="needs the recorded log-probabilities"):
         explain([step], Questions())
     record.ranks[0]["logprobs"] = np.where(record.ranks[0]["loss_mask"], -np.inf, 0.0)
-    with pytest.raises(ThreestepError, match="expects the recorded log-probabilities"):
+    with pytest.raises(ThreestepError, match="needs the recorded log-probabilities"):
         explain([AuditedStep(record)], Questions())
 
 
@@ -267,7 +267,7 @@ def test_held_out_lines(tmp_path):
     assert list(held.begins) == [2, 2]
     assert held.names[1] == "mine"
     path.write_text('{"prompt": "ab"}\n')
-    with pytest.raises(ThreestepError, match="line 1: expects `prompt` and `response`"):
+    with pytest.raises(ThreestepError, match="line 1: expected `prompt` and `response`"):
         read_held_out(path, lambda text: [1], None)
 
 
@@ -284,7 +284,7 @@ def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
     main([*own, "--held_out", str(held), "--with", "loss=cispo"])
     said = capsys.readouterr().out
     assert "along its update the loss" in said
-    assert "who taught it" in said
+    assert "what taught it" in said
     assert "<title>Explained: grpo, step 4" in (tmp_path / "out" / "explained.html").read_text()
     assert len(pandas.read_parquet(tmp_path / "out" / "tokens.parquet")) == len(_step("policy").tensor("token_ids"))
     with pytest.raises(ThreestepError, match="of one step; leave them out"):

@@ -36,14 +36,16 @@ def _refuse(*_: Any) -> Any:
 
 
 def test_nothing_is_run_again_of_a_run_that_is_not_trusted(tmp_path):
-    with pytest.raises(ThreestepError, match="to run it again is to run its own settings and code: give --trust_run"):
+    with pytest.raises(
+        ThreestepError, match="rerunning the step would run the run's own settings and code; give --trust_run"
+    ):
         steps_of_run(tmp_path, [1], 1, work=tmp_path / "work", start=None)
 
 
 @pytest.mark.parametrize(
     ("settings", "step", "words"),
     [
-        ({"sequence_parallel_size": 2}, 1, "--sequence_parallel_size 2, and a step is recorded with rows whole"),
+        ({"sequence_parallel_size": 2}, 1, "used --sequence_parallel_size 2, but a step is recorded with whole rows"),
         ({}, 5, "one of 1 to 2, got 5"),
     ],
 )
@@ -78,7 +80,7 @@ def test_words_of_a_rule_are_flags_or_refused(said, objective, flags):
     if flags is not None:
         assert flags_of(said, objective, KNOWN) == flags
         return
-    with pytest.raises(ThreestepError, match="is none, or stands in the optimizer's state"):
+    with pytest.raises(ThreestepError, match="is not a flag, or is part of the optimizer's state"):
         flags_of(said, objective, KNOWN)
 
 
@@ -192,8 +194,8 @@ def test_a_run_that_is_not_trusted_has_plain_files_alone_read(tmp_path):
     elsewhere = {"data_path": [plain, "jsonl:https://127.0.0.1:1/rows.jsonl"]}
     for own, words in (
         (of_module, "module.py' run (dataset_module); give --trust_run"),
-        (elsewhere, "is no file of this machine; give --trust_run"),
-        ({"data_path": [plain, "hub:owner/name"]}, "'hub:owner/name' is no file of this machine"),
+        (elsewhere, "is not a file on this machine; give --trust_run"),
+        ({"data_path": [plain, "hub:owner/name"]}, "'hub:owner/name' is not a file on this machine"),
         ({"data_path": [f"jsonl:{pipe}"]}, "is no plain file"),
         ({"data_path": 3}, "config.yaml, data_path: expects a valid list, got 3"),
     ):

@@ -70,8 +70,8 @@ def test_an_error_of_the_moment(tmp_path, capsys):
     assert said[0].startswith(
         f"warning: {tmp_path}/run/model cannot be written ({tmp_path}/run/model: No space left on"
     )
-    assert "trying again for 0 seconds (--wait_for_disk_seconds)" in said[0]
-    assert said[1] == f"the disk takes it now: {tmp_path}/run/model is written"
+    assert "retrying for 0 seconds (--wait_for_disk_seconds)" in said[0]
+    assert said[1] == f"the disk accepts writes again: {tmp_path}/run/model is written"
 
 
 def test_waits_for_room(tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_a_folder_to_rescue_to(tmp_path):
     mistakes = Mistakes()
     FullDiskArguments(rescue_dir=str(tmp_path / "none")).validate(mistakes)
     assert len(mistakes.sentences) == 1
-    assert mistakes.sentences[0].startswith("--rescue_dir expects a folder that can be written to, got ")
+    assert mistakes.sentences[0].startswith("--rescue_dir expects a writable folder, got ")
 
 
 def check(place: Path, kept: int = 0, **asked: Any) -> None:
@@ -166,13 +166,13 @@ def free(monkeypatch) -> Any:
 def test_a_model_that_does_not_fit(tmp_path, free):
     free(5000)
     with pytest.raises(
-        ThreestepError, match="--output_dir .* has 0.0 MB free, and this run needs 0.0 MB for its model;"
+        ThreestepError, match="--output_dir .* has 0.0 MB free, but this run needs 0.0 MB for its model;"
     ):
         check(tmp_path)
     free(7000)
     check(tmp_path)
     for asked, kept in (({"save_every": 1}, 0), ({"save_at_end": True}, 0), ({"save_epochs": 1.0}, 0), ({}, 1)):
-        with pytest.raises(ThreestepError, match="for its model and 0.0 MB for a checkpoint; free space, or name"):
+        with pytest.raises(ThreestepError, match="for its model and 0.0 MB for a checkpoint; free space, or give"):
             check(tmp_path, kept, **asked)
     free(0, total=0)  # a disk that tells nothing
     check(tmp_path, save_every=1)

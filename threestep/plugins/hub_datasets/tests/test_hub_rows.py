@@ -75,7 +75,7 @@ def test_settings_stand_behind_commas(address, read):
         ("hub:own/rows,splits=train", "expected config, split, eval_split, revision behind the name, got 'splits'; di"),
         ("hub:own/rows,split=", "expected one value for split, got none"),
         ("hub:own/rows,split=a,split=b", "expected one value for split, got two"),
-        ("hub:own/rows,eval_split=b", "eval_split expects a split for training beside it; add split=NAME"),
+        ("hub:own/rows,eval_split=b", "eval_split also needs a split to train on; add split=NAME"),
         ("own/rows", "a dataset on the hub as hub:OWNER/NAME"),
     ],
 )
@@ -114,8 +114,8 @@ def test_which_splits_are_which(hub, splits, settings, training, evaluation):
 @pytest.mark.parametrize(
     ("splits", "settings", "message"),
     [
-        (["train_sft", "train_gen"], "", "its splits are train_sft, train_gen; name the one to train on, as in"),
-        (["first", "second"], "", "name the one to train on, as in hub:own/rows,split=first"),
+        (["train_sft", "train_gen"], "", "its splits are train_sft, train_gen; name the training split, as in"),
+        (["first", "second"], "", "name the training split, as in hub:own/rows,split=first"),
         (["train"], ",split=trian", "its splits are train; split expects one of them, got 'trian'; did you mean 'trai"),
         (["train"], ",split=train,eval_split=test", "eval_split expects one of them, got 'test'"),
     ],
@@ -149,10 +149,10 @@ def test_a_build_depends_on_the_commit_and_reads_the_format_as_of_a_file(hub, tm
     [
         (OSError("Name or service not known"), "the hub could not be reached (OSError: Name or service not known); ch"),
         (RevisionNotFoundError("404", response=REFUSED), "the dataset has no revision 'v2'; name a branch, a tag or a"),
-        (RepositoryNotFoundError("404", response=REFUSED), "the hub has no dataset of that name that you may read"),
+        (RepositoryNotFoundError("404", response=REFUSED), "the hub has no dataset of this name that you can read"),
         (
             GatedRepoError("403", response=REFUSED),
-            "ask for it at https://huggingface.co/datasets/own/rows, then log in",
+            "request it at https://huggingface.co/datasets/own/rows, then log in",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def cached(hub, monkeypatch, tmp_path):
 def test_offline_the_cached_commit_is_read(cached, capsys):
     found = HubRows("own/rows", "data_path")
     assert found.commit == TWO and TWO in found.fingerprint()
-    assert f"hub:own/rows is at commit {TWO} (in the cache, HF_HUB_OFFLINE is set)" in capsys.readouterr().out
+    assert f"hub:own/rows is at commit {TWO} (cached; HF_HUB_OFFLINE is set)" in capsys.readouterr().out
     train, held_out = found.open()
     assert train[1] == rows_of(2)[1] and held_out is None
 
@@ -215,7 +215,7 @@ def test_a_cached_copy_of_another_commit_does_not_stand_in(cached, hub, monkeypa
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, *a, **k: SimpleNamespace(sha=ONE))
     with pytest.raises(
-        ThreestepError, match=f"the hub was lost and the copy in the cache is at commit {TWO}, not {ONE}"
+        ThreestepError, match=f"the hub became unreachable, and the cached copy is at commit {TWO}, not {ONE}"
     ):
         HubRows("own/rows", "data_path").open()
 

@@ -168,8 +168,8 @@ def unread_because(config: Any, name_or_path: str) -> str:
             "preprocessor_config.json from its base model"
         )
     return (
-        f"images are not supported for the model family {config.model_type}, only for {known_families()}; train a "
-        "model of one of these families, or train on text alone"
+        f"models of the family {config.model_type} cannot be trained on images here, only those of "
+        f"{known_families()}; train a model of one of these families, or train on text alone"
     )
 
 

@@ -154,6 +154,6 @@ def test_rows_that_would_stop_training_are_counted_and_the_others_are_still_show
 
 def test_images_that_are_not_read_are_refused_for_the_reason_of_the_model(look):
     rows = [{"prompt": "What?", "chosen": " Red.", "images": ["a.png"]}]
-    unread = "those of models of the family x are not read here"
+    unread = "models of the family x cannot be trained on images here"
     account = look(rows, (1,), data_split="1,0,0", eval_fraction=0.0, unread=unread)
     assert f"holds images, and {unread}; leave such rows" in str(account)

@@ -171,11 +171,11 @@ def test_unfinished_builds_are_listed_and_pruned(tmp_path, capsys):
 
 
 def test_mistakes(tmp_path, capsys):
-    with pytest.raises(ThreestepError, match="--data_output_path expects a folder, got '.*missing', which does not"):
+    with pytest.raises(ThreestepError, match="--data_output_path: the folder '.*missing' does not"):
         main(["list", "--data_output_path", str(tmp_path / "missing")])
-    with pytest.raises(ThreestepError, match="prune expects --keep_newest, .* or --max_gigabytes.*got None"):
+    with pytest.raises(ThreestepError, match="prune needs --keep_newest, .* or --max_gigabytes.*got None"):
         main(["prune", "--data_output_path", str(tmp_path)])
-    with pytest.raises(ThreestepError, match="a number of 0 or more, got -1, None, None"):
+    with pytest.raises(ThreestepError, match="each 0 or more, got -1, None, None"):
         main(["prune", "--data_output_path", str(tmp_path), "--keep_newest", "-1"])
 
 

@@ -185,12 +185,12 @@ def test_mistakes_are_sentences(tmp_path: Path):
     a = written(tmp_path / "a", [line(1)])
     other = {**BEGIN, "program": "training.step2_dpo.main"}
     b = RunDigests(tmp_path, other, (), a.steps, {}, {})
-    with pytest.raises(ThreestepError, match="two runs of one program are compared, got training.step1_sft.main and"):
+    with pytest.raises(ThreestepError, match="only if they are of the same program, got training.step1_sft.main and"):
         compare(a, b, ())
     for content, words in (
-        ('{"digests": 9}\n', "expects digests of version 1, got version 9"),
+        ('{"digests": 9}\n', "has digests of version 9, but this threestep reads version 1;"),
         ("{", r"digests.jsonl, line 1: expects JSON"),
-        ('{"step": 1}\n', "expects a first line with `digests`, got none"),
+        ('{"step": 1}\n', "has no first line with `digests`: the file is incomplete"),
     ):
         (tmp_path / "a" / "digests.jsonl").write_text(content)
         with pytest.raises(ThreestepError, match=words):

@@ -105,7 +105,7 @@ def test_it_begins_at_the_start_without_one(tmp_path: Path):
 def test_a_program_that_ends_before_the_step_is_named(tmp_path: Path):
     run = with_settings(run_in(tmp_path / "a"))
     start = Started(run, writes=False)
-    with pytest.raises(ThreestepError, match=r"run again up to step 3, and the program ended before it.*error: no"):
+    with pytest.raises(ThreestepError, match="ended before step 3; the last line it printed was: .*error: no"):
         rerun(run, (3, 0), tmp_path / "work" / "a", start)
     assert start.stopped == 1
 
@@ -117,22 +117,23 @@ def test_two_runs_are_bisected_and_written_down(tmp_path: Path):
     verdict, *following = lines[-3:]
     assert verdict.startswith("the first difference is in step 1, data: rows, row 1 (rank 0): row 1 (rank 0) and row 2")
     assert following[0].startswith("next: the data differ, not the model") and "`threestep inspect`" in following[0]
-    assert f"`threestep audit {tmp_path}/work/b/records/step_000001` judge each" in following[1]
+    assert f"`threestep audit {tmp_path}/work/b/records/step_000001` check each" in following[1]
     assert as_json(a, b, found)["next"] == [each.removeprefix("next: ") for each in following]
     assert as_json(a, b, found)["located"][0]["name"] == "rows"
     assert "row 2 (rank 0)" in page(a, b, found) and "warning verdict wrong" in page(a, b, found)
-    assert f"<code>threestep audit {tmp_path}/work/b/records/step_000001</code> judge each" in page(a, b, found)
+    assert f"<code>threestep audit {tmp_path}/work/b/records/step_000001</code> check each" in page(a, b, found)
 
 
 def test_a_run_that_does_not_repeat_itself_is_a_note(tmp_path: Path):
     a, b = (with_settings(run_in(tmp_path / name, rows)) for name, rows in (("a", "x"), ("b", "y")))
     found = bisect(a, b, tmp_path / "work", [Started(b), Started(b)])
-    assert len(found.notes) == 1 and "is not the same in step 1 as before (rows)" in found.notes[0]
+    assert len(found.notes) == 1 and "does not reproduce step 1 (rows)" in found.notes[0]
     assert found.notes[0].endswith(
-        ": its code (--code_a takes a checkout) or its machine differs, or its operations have no fixed order"
+        ": its code (give a checkout with --code_a) or its machine differs, or some of its operations are not "
+        "deterministic"
     )
-    assert advice(found)[0].startswith("have both runs repeat themselves first")
-    assert found.located == [] and "the two records of this step are the same" in "\n".join(as_lines(a, b, found))
+    assert advice(found)[0].startswith("first make both runs reproducible")
+    assert found.located == [] and "the two records of this step are equal" in "\n".join(as_lines(a, b, found))
 
 
 def test_what_a_run_ran_with_is_in_the_note(tmp_path: Path):
@@ -142,8 +143,8 @@ def test_what_a_run_ran_with_is_in_the_note(tmp_path: Path):
     start = Started(b, environment=now)
     found = bisect(replace(a, environment=then), b, tmp_path / "work", [start, Started(b)])
     assert found.notes[0].endswith(
-        "it ran with cpu, 1 thread, now cpu, 2 threads, transformers 5.24.0, now 5.19.0, commit aa, now bb; "
-        "--code_a takes a checkout, --python_a takes an interpreter"
+        "it ran with cpu, 1 thread, now cpu, 2 threads, transformers 5.24.0, now 5.19.0, commit aa, now bb; give "
+        "a checkout with --code_a, give an interpreter with --python_a"
     )
 
 
@@ -151,9 +152,9 @@ def test_what_a_run_ran_with_is_in_the_note(tmp_path: Path):
     ("path", "words"),
     [
         (("hashes", "random"), "compare seeds"),
-        (("floats", "train/loss"), "compare the code that computes it"),
+        (("floats", "train/loss"), "compare the code of the forward pass"),
         (("figures", "train/grad_norm"), "exchange between ranks"),
-        (("figures", "train/learning_rate"), "the learning rate's schedule"),
+        (("figures", "train/learning_rate"), "the learning rate schedule"),
         (("hashes", "rollout/samples"), "how responses are drawn"),
     ],
 )
@@ -176,7 +177,7 @@ def test_generators_that_part_are_a_note(tmp_path: Path):
     b.steps[1, 0]["floats"] = {"loss": [1.0]}  # type: ignore[index]
     a.steps[1, 0]["floats"] = {"loss": [2.0]}  # type: ignore[index]
     [note] = notes(a, b, bisect(a, b, None, []))
-    assert "are the same before step 1 and differ after it: it draws more or fewer random numbers" in note
+    assert "are equal before step 1 and differ after it: one run draws more random numbers" in note
     b.steps[1, 0]["hashes"] = {"rows": "other", "random": "other"}  # type: ignore[index]
     assert notes(a, b, bisect(a, b, None, [])) == []  # the states are the first difference
     versions = [replace(run, environment={"versions": {"torch": name}}) for run, name in ((a, "1"), (b, "2"))]
@@ -189,7 +190,7 @@ def test_digests_alone_run_nothing(tmp_path: Path):
     found = bisect(a, b, None, [])
     *_, verdict, _, following = as_lines(a, b, found)
     assert found.located is None and verdict == "the first difference is in step 1: data: rows: x and y"
-    assert following.startswith("next: --trust_run runs both again up to this step, by their own settings and code")
+    assert following.startswith("next: --trust_run reruns both up to this step, with their own settings and code")
     equal = bisect(a, a, tmp_path, [])
     assert as_lines(a, a, equal)[-1] == "no difference: every number of every step is equal, bit for bit"
 
@@ -205,7 +206,7 @@ def test_a_step_without_a_record_is_a_mistake(tmp_path: Path, monkeypatch):
         return original(running, path, key)
 
     monkeypatch.setattr(module, "_awaited", without)
-    with pytest.raises(ThreestepError, match="expects the record of the step, and has none"):
+    with pytest.raises(ThreestepError, match="has no record of the step, because"):
         bisect(a, b, tmp_path / "work", starts)
 
 
@@ -215,12 +216,12 @@ def test_an_interpreter_without_the_project_is_named(tmp_path: Path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(ThreestepError, match="expect an interpreter that has threestep installed"):
+    with pytest.raises(ThreestepError, match="expect an interpreter with threestep installed"):
         starter(str(bare))
 
 
 def test_a_folder_without_the_project_is_named(tmp_path: Path):
-    with pytest.raises(ThreestepError, match=r"--code_a and --code_b expect a checkout of threestep, got .*git"):
+    with pytest.raises(ThreestepError, match="--code_a and --code_b expect a threestep checkout, but .*git"):
         starter(None, str(tmp_path))
 
 

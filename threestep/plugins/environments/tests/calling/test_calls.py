@@ -290,7 +290,7 @@ def test_calls_beyond_the_limit_and_malformed_ones_are_answered_and_counted(envi
     echo = Call("async_echo", {"text": "a"})
     reply = environment.step(said("", *[echo] * 6, problems=("the tool call could not be read: x",) * 50))
     texts = [message["content"] for message in reply.messages]
-    assert texts[:4] == ["a"] * 4 and len(set(texts[4:6])) == 1 and "may have 4 calls at most" in texts[4]
+    assert texts[:4] == ["a"] * 4 and len(set(texts[4:6])) == 1 and "may have at most 4 calls" in texts[4]
     assert texts[6:] == ["Error: the tool call could not be read: x"] * 4
     assert (reply.figures["refused_calls"], reply.figures["malformed_calls"], reply.figures["calls"]) == (2, 50, 6)
     assert [message.get("name") for message in reply.messages] == ["async_echo"] * 6 + [None] * 4

@@ -75,14 +75,14 @@ def test_calls_inside_the_reasoning_do_not_count(form):
         ("hermes", "<tool_call>" + "[" * 50_000 + "</tool_call>", ""),
         ("hermes", "<tool_call>" * LONGEST_CALL, "more than 100,000 characters"),
         ("llama", '<|python_tag|>{"answer": 4}', 'expected an object with "name"'),
-        ("pythonic", "[f(1)]", "expected arguments by name in the call of f"),
+        ("pythonic", "[f(1)]", "expected keyword arguments in the call of f"),
         ("pythonic", "[f(a=open('x'))]", "malformed node"),
         ("pythonic", "[f(a=b'x')]", "got bytes"),
         ("pythonic", "[f(a=" + "(" * 5_000, ""),
         ("pythonic", "[f(a=" + "-" * 50_000 + "1)]", ""),
         ("pythonic", "[f(a=1)].pop()", "expected a list of calls"),
         ("pythonic", "[f(x)(a=1)]", "expected the name of a tool"),
-        ("pythonic", "<|tool_call_start|>[f(a=1)]", "expected <|tool_call_end|> behind the calls"),
+        ("pythonic", "<|tool_call_start|>[f(a=1)]", "expected <|tool_call_end|> after the calls"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_sentence(form, text, problem):
@@ -128,8 +128,8 @@ def test_auto_reads_the_form_from_the_template(form):
 @pytest.mark.parametrize(
     ("template", "got"),
     [
-        (None, "signs of none of them"),
-        ("<tool_call>\n<function=example>", "signs of none of them"),
+        (None, "no signs of any of them"),
+        ("<tool_call>\n<function=example>", "no signs of any of them"),
         (TEMPLATES["hermes"] + TEMPLATES["pythonic"], "signs of hermes and pythonic"),
     ],
 )
@@ -236,11 +236,11 @@ def of_any_number(*steps: int) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (untyped, "the tool 'untyped' expects a docstring .* got: Argument steps is missing a type hint"),
-        (undescribed, "the tool 'undescribed' expects a docstring .* no description for the argument 'steps'"),
-        (undocumented, "the tool 'undocumented' expects a docstring .* has no docstring"),
-        (of_a_class, "the tool 'of_a_class' expects arguments of JSON's types .* got 'robots: Robot'"),
-        (of_any_number, r"the tool 'of_any_number' expects arguments by name, got '\*steps"),
+        (untyped, "the tool 'untyped' needs a docstring .*: Argument steps is missing a type hint"),
+        (undescribed, "the tool 'undescribed' needs a docstring .* no description for the argument 'steps'"),
+        (undocumented, "the tool 'undocumented' needs a docstring .* has no docstring"),
+        (of_a_class, "the tool 'of_a_class' may only have arguments of JSON types .* got 'robots: Robot'"),
+        (of_any_number, r"the tool 'of_any_number' may only have named arguments, got '\*steps"),
         (Robot(), "expects functions, got Robot; write a function that calls it"),
     ],
 )

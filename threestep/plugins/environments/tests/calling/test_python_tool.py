@@ -104,7 +104,7 @@ def test_a_program_prints_within_its_limits(python, code, output):
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import os; os.killpg(0, 9)"])
 def test_a_program_that_kills_its_process_is_an_error(python, code):
-    with pytest.raises(RuntimeError, match="the program was ended by SIGKILL"):
+    with pytest.raises(RuntimeError, match="the program was killed by SIGKILL"):
         python(code)
 
 
@@ -299,7 +299,7 @@ def test_a_folder_of_many_levels_is_gone_afterwards(python):
 def test_a_disk_is_bounded_where_there_is_one(isolation, python):
     many = "for number in range(200): open(str(number), 'wb').write(b'0' * (1 << 20))"
     if not isolation.has_disk:
-        assert "fills the disk" in isolation.sentence
+        assert "fill the disk" in isolation.sentence
         return
     said = ""
     try:
@@ -334,7 +334,7 @@ print(len(found), any(b"PLANTED_SECRET" in each for each in found))
     words = [sys.executable, "-c", program, isolation.name.upper()]
     said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
     if isolation is PROCESSES and os.geteuid() != 0:  # root without its capabilities may not read it
-        assert "sees the run's processes" in isolation.sentence
+        assert "see the run's processes" in isolation.sentence
     else:
         assert said.split()[1] == "False", said
 
@@ -358,7 +358,7 @@ print(tried(lambda: open({str(mine)!r}).read()), tried(lambda: open({str(tmp_pat
         reads, writes, sees, reaches = (word == "True" for word in python(code).split())
     expected = {BUBBLEWRAP: (False,) * 4, NAMESPACES: (True, True, False, False), PROCESSES: (True,) * 4}
     assert (reads, writes, sees, reaches) == expected[isolation]
-    assert ("reads and writes files" in isolation.sentence) == reads
+    assert ("read and write files" in isolation.sentence) == reads
 
 
 def test_a_program_ends_by_itself_where_the_run_has_died(isolation, mark):
@@ -383,9 +383,9 @@ def test_the_strongest_isolation_is_taken_and_said(monkeypatch, capsys):
         flags.validate(mistakes)
         load_environments(flags, mistakes).close()
         said = capsys.readouterr().err
-        assert f"--tools {NO_SANDBOX}: a program of the model runs in {found.name}: {found.sentence}\n" == said
+        assert f"--tools {NO_SANDBOX} runs the model's programs in {found.name}: {found.sentence}\n" == said
         if found is not BUBBLEWRAP:
-            with pytest.raises(ThreestepError, match=f"--tools {IN_BUBBLEWRAP} expects bubblewrap, and .*{found.name}"):
+            with pytest.raises(ThreestepError, match=f"--tools {IN_BUBBLEWRAP} needs bubblewrap, but .*{found.name}"):
                 isolation_of(IN_BUBBLEWRAP)
         else:
             assert isolation_of(IN_BUBBLEWRAP) is BUBBLEWRAP
@@ -395,7 +395,7 @@ def test_the_strongest_isolation_is_taken_and_said(monkeypatch, capsys):
 def test_a_missing_bubblewrap_is_said(monkeypatch):
     monkeypatch.setattr(module, "BUBBLEWRAP", replace(BUBBLEWRAP, command=lambda folder: ["no_bwrap_here"]))
     monkeypatch.setattr(module, "strongest", lambda works: PROCESSES)
-    with pytest.raises(ThreestepError, match="there is no program bwrap; install it"):
+    with pytest.raises(ThreestepError, match="but bwrap is not installed; install it"):
         isolation_of(IN_BUBBLEWRAP)
     monkeypatch.setattr(
         module, "BUBBLEWRAP", replace(BUBBLEWRAP, command=lambda folder: ["sh", "-c", "echo no; exit 1"])

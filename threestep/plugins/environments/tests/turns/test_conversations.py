@@ -309,7 +309,7 @@ def test_samples_of_a_prompt_begin_alike(model):
         def reset(self) -> Future:
             return given(([4, 5 + self.seed % 2], None))
 
-    with pytest.raises(ThreestepError, match="expects reset to begin all samples of a prompt alike"):
+    with pytest.raises(ThreestepError, match="needs a reset that begins all samples of a prompt alike"):
         converse(model, kind=Moody)
     rollout, _ = converse(model, kind=Moody, samples=1)  # samples of different prompts may
     assert [rollout.prompt_of(row).tolist() for row in range(2)] == [[4, 5], [4, 6]]
@@ -627,4 +627,4 @@ def test_others_draw_in_rounds_and_say_why():
         model, own = known(family)
         (*_, note) = engine.check(nullcontext(model), own, TURNS)
         assert engine.turns_of(model, PLAIN) is None and note.startswith(f"warning: {type(model).__name__} reads each")
-        assert "all wait for the slowest answer: " in note and reason in note
+        assert "and all conversations wait for the slowest answer: " in note and reason in note

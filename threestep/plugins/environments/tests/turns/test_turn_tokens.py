@@ -126,7 +126,7 @@ def test_a_long_message_loses_its_middle_and_others_are_refused():
     assert "tokens left out" in tokenizer.decode(long.ids) and 20 < len(long.ids) < 80
     assert turns.reply([{"role": "user", "content": "fig " * 500}], None, 0) == long  # from the kept ones
     _, _, turns = parts("inst")
-    with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
+    with pytest.raises(ThreestepError, match="accepts no message of role 'tool'.*only user and"):
         turns.rewritten_before("tool", None)
     with pytest.raises(ThreestepError, match="chat template refuses the conversation: only user and assistant"):
         turns.opening([{"role": "system", "content": "fig"}])

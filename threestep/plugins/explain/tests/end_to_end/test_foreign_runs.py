@@ -65,7 +65,7 @@ def test_explain_runs_no_code_of_a_tokenizer_and_asks_nobody(foreign: Path, tmp_
     assert found.code in (0, 2), found.said
     _change(foreign / "model" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", None]})
     found = outcome(lambda: explain.main([record, "--out", out]))
-    assert found.code == 2 and "Python code of its own, which is not run: name another with --tokenizer" in found.said
+    assert found.code == 2 and "has its own Python code, which is not run; give another with --tokenizer" in found.said
     assert not (tmp_path / "ran").exists()
 
 
@@ -96,7 +96,7 @@ def test_two_runs_are_compared_and_none_is_run(runs: Path, foreign: Path, tmp_pa
     last["figures"]["train/loss"] = 123.0
     (foreign / "digests.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
     found = outcome(lambda: audit.main([str(runs / "sft"), str(foreign)]))
-    assert found.code == 1 and "next: --trust_run runs both again" in found.said, found.said
+    assert found.code == 1 and "next: --trust_run reruns both" in found.said, found.said
     assert not (tmp_path / "ran").exists()
 
 

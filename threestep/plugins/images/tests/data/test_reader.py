@@ -76,7 +76,7 @@ def test_settings_of_an_image_processor_that_are_not_read(tmp_path, text):
     """That is not a folder without an image processor."""
     folder = write_folder(tmp_path / "model")
     (folder / "preprocessor_config.json").write_text(text)
-    with pytest.raises(ThreestepError, match="preprocessor_config.json is not one that the installed transformers"):
+    with pytest.raises(ThreestepError, match="the installed transformers cannot read preprocessor_config.json"):
         open_image_reader(str(folder), config_of(folder), tokenizer_of("qwen2_vl"))
 
 

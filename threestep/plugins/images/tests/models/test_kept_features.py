@@ -27,8 +27,8 @@ from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.models.weights import adapters_off
 
 # Families that cannot, while their projector trains, and when it does not.
-DEEP = "its language model reads features of several layers"
-CHANGED = "its projector trains, and what it makes is changed"
+DEEP = "its language model reads features from several layers"
+CHANGED = "its projector is trained, and its output is changed"
 REFUSED = {(name, False): CHANGED for name in ("qwen2_5_vl", "llava_next", "llava_onevision")}
 REFUSED |= {("qwen3_vl", False): DEEP, ("qwen3_vl", True): DEEP}
 
@@ -102,7 +102,7 @@ def test_more_pictures_than_fit_give_the_numbers_of_pixels(most_bytes, evicts, l
 def test_a_model_whose_tower_may_change_or_draws_keeps_nothing():
     family = awake(llava())
     pixels = family.pixels([0])
-    assert open_feature_reader(family.model, pixels) == "its vision tower trains"
+    assert open_feature_reader(family.model, pixels) == "its vision tower is trained"
     family = frozen(family, False)
     family.model.config.vision_config.attention_dropout = 0.1
     assert open_feature_reader(family.model, pixels) == "its vision tower has dropout"
@@ -182,7 +182,7 @@ def opened(images: RowImages, *models: Any, megabytes: int = 1) -> tuple[Any, li
 def test_models_whose_tower_is_the_actors_read_its_features():
     family, images, *models = made()
     kept, said = opened(images, *models)
-    assert said == ["the features of up to 1 MiB of pictures are kept for: actor, reference, reward model"]
+    assert said == ["keeping up to 1 MiB of picture features for: actor, reference, reward model"]
     ran: list[int] = []
     for model in models:
         model.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
@@ -200,7 +200,7 @@ def test_a_model_with_another_tower_reads_pixels_and_gives_its_own_numbers():
         plain_B = ScalarModel(scorer)(rows)
         kept, said = opened(images, actor, reference, scorer)
         found_B = ScalarModel(scorer)(kept.loaded(packed_rows([[one] for one in images.examples], 0)))
-    assert said[0].startswith("the reward model reads pixels, and no features that are kept: its vision tower or proj")
+    assert said[0].startswith("the reward model reads pixels instead of kept features: its vision tower or proj")
     assert said[1].endswith("are kept for: actor, reference")
     assert torch.equal(found_B, plain_B)
 
@@ -220,7 +220,9 @@ def test_a_model_with_another_projector_reads_features_where_they_go_into_it(tra
 def test_an_actor_whose_tower_trains_is_refused():
     _, images, actor, reference, scorer = made()
     actor.requires_grad_(True)
-    with pytest.raises(ThreestepError, match="^--kept_image_features_mb 1 does not go with this .*: its vision tower"):
+    with pytest.raises(
+        ThreestepError, match="^--kept_image_features_mb 1 does not work with this .*: its vision tower"
+    ):
         opened(images, actor, reference, scorer)
     assert opened(images, actor, reference, scorer, megabytes=0) == (images, [])
 

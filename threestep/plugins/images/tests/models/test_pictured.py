@@ -83,7 +83,7 @@ def test_an_image_that_moves_another_document_or_nothing_is_found(family, read):
         return numbers_M + float(is_other)
 
     assert own.with_media.why_not(moves_everything, CPU, None) == (
-        "an image changes what it computes of another document"
+        "an image changes what it computes for another document"
     )
     assert own.with_media.why_not(lambda rows: numbers_M, CPU, None) == (
         "another image changes nothing that it computes"

@@ -49,10 +49,10 @@ def test_why_the_images_of_rows_are_not_read(tmp_path):
     assert why_unread(str(tmp_path / "text")) == ONLY_TEXT == why_unread(str(tmp_path))
     unknown = why_unread(str(tmp_path / "unknown"))
     assert unknown.startswith(
-        "those of models of the family mistral3 are not read here, only those of gemma3, idefics3,"
+        "models of the family mistral3 cannot be trained on images here, only those of gemma3, idefics3,"
     )
-    assert unknown.endswith("smolvlm; train a model of one of these, or on texts alone")
-    assert why_unread(str(bare)).startswith(f"'{bare}' (qwen2_vl) has no settings of an image processor; copy preproce")
+    assert unknown.endswith("smolvlm; train a model of one of these families, or train on text alone")
+    assert why_unread(str(bare)).startswith(f"'{bare}' (qwen2_vl) has no image processor settings; to train")
     assert reader_of_model(str(tmp_path / "unknown"), False, tokenizer_of("qwen2_vl")) is None
 
 
@@ -69,7 +69,7 @@ def test_a_row_says_it(form, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     asked = {"prompt_style": "chat_template", "data_split": "1,0,0", "eval_fraction": 0.0}
     data = data_flags(data_path=[f"jsonl:{tmp_path / 'rows.jsonl'}"], data_output_path=str(tmp_path / "cache"), **asked)
-    unread = "those of models of the family mistral3 are not read here, only those of gemma3"
+    unread = "models of the family mistral3 cannot be trained on images here, only those of gemma3"
     said = ONLY_TEXT if form == "video" else unread
     with pytest.raises(ThreestepError, match=f"line 1.*, and {said}"):
         build_phase(1, data, tokenizer_of("qwen2_vl"), seed=1, unread=why_unread(str(tmp_path / "unknown")))
@@ -141,7 +141,9 @@ def test_features_are_kept_where_they_give_the_numbers_of_pixels(measured, monke
     model, images = measured
     features = kept_features.FeatureReader.features
     monkeypatch.setattr(kept_features.FeatureReader, "features", lambda self, pixels: -features(self, pixels))
-    sentence = "^--kept_image_features_mb 8 does not go with this Llava.*: with them it computes other numbers, by .*"
+    sentence = (
+        "^--kept_image_features_mb 8 does not work with this Llava.*: with kept features, its results differ by .*"
+    )
     with pytest.raises(ThreestepError, match=sentence + "; leave it out$"):
         kept(model, images, 8)
 
