@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
 
 PLUGIN = Plugin(
     "best_model",
-    "keeping the best model by its evaluations, not the last, and early stopping",
+    "the best model by its evaluations in place of the last, and early stopping",
     flags={EVERY_STEP: (f"{__name__}.arguments:BestModelArguments",)},
     hooks=Hooks(check=f"{__name__}.checks:check"),
     tables={"run_courses": {"best_model": f"{__name__}.best:open_course"}},

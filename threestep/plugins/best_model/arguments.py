@@ -36,7 +36,7 @@ class BestModelArguments:
         "else loss.",
     )
     greater_is_better: bool | None = flag(
-        None, "Whether a greater value of the metric is better. Default: true, except for losses."
+        None, "Whether a greater value of the metric is better. Default: true, except for losses and perplexities."
     )
 
     def validate(self, mistakes: Mistakes) -> None:

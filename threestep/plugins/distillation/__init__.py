@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 
 PLUGIN = Plugin(
     "distillation",
-    "distillation: training a model toward a teacher's distribution of each token",
+    "distillation from a teacher's distribution of each token",
     needs=("serving",),
     flags={
         "step1_sft": (f"{__name__}.arguments:SftTeacherArguments",),

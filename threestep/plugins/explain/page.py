@@ -71,8 +71,8 @@ def page(found: Explanation) -> str:
         f"<header><h1>{escape(title)}</h1><p>Along its update the loss "
         f"{change(found)}.</p>{notes}</header><main><ul>{lines}</ul>{_rules(found)}{_held_out(found)}{_lessons(found)}"
         "<h2>Every token</h2><p>A share is a token's part of the change in the loss along the update, to first order; "
-        "below 0, the token made the loss fall. The shares add up to the whole change. Point at a token, or use the arrow "
-        'keys in a sequence, to see its numbers.</p><div class="controls" id="controls"></div><div '
+        "below 0, the token made the loss fall. The shares add up to the whole change. Point at a token, or use the "
+        'arrow keys in a sequence, to see its numbers.</p><div class="controls" id="controls"></div><div '
         f'id="sequences"></div><h2>Columns</h2>{_legend(found)}</main><footer>Written by threestep audit '
         "explain.</footer>"
     )

@@ -307,7 +307,7 @@ def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
         load_under(settings, Ranks(rank, rank, 2, torch.device("cpu")), lambda dtype: tiny_causal_lm("gpt2", dtype))
     said = capsys.readouterr().out
     assert (
-        said.startswith(f"filled in the keys that {tmp_path}/ds.json lacks: ")
+        said.startswith(f"filled in keys missing from {tmp_path}/ds.json: ")
         and said.count("filled in keys missing from ") == 1
     )
     assert "zero_optimization" in said and "gradient_clipping" not in said
