@@ -35,10 +35,10 @@ def page(name: str, head: RecordHead, findings: Sequence[Finding], notes: Sequen
     said = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
     return document(
         f"Audit: {title}",
-        f'<header><h1>Audit</h1><p class="soft paths">{escape(title)}</p>'
-        f'<p class="{kind}">{_first_cause(findings)}{escape(verdict(findings))}</p>{said}</header><main>{listed}'
-        f"<h2>Quantities</h2>{_table(judged)}{lacking}"
-        "</main><footer>Written by threestep audit. Each quantity is computed again from those before it.</footer>",
+        f'<header><h1>Audit</h1><p class="soft paths">{escape(title)}</p><p '
+        f'class="{kind}">{_first_cause(findings)}{escape(verdict(findings))}</p>{said}</header><main>{listed}'
+        f"<h2>Quantities</h2>{_table(judged)}{lacking}</main><footer>Written by threestep audit. "
+        "Each quantity is recomputed from those before it.</footer>",
         _OWN_STYLE,
     )
 

@@ -33,8 +33,8 @@ def read_tensors(path: Path, what: str = "tensors") -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     if not path.is_file():
-        why = "is no file" if os.path.lexists(path) else "is missing"
-        raise ThreestepError(f"{path} expects {what}, and {why}")
+        why = "is not a file" if os.path.lexists(path) else "is missing"
+        raise ThreestepError(f"{path} {why}: expected {what}")
     try:
         return dict(load_file(str(path)))
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:

@@ -31,7 +31,7 @@ def verdict(findings: Sequence[Finding]) -> str:
         judged = sum(finding.state == AGREES for finding in findings)
         if not judged:
             return "nothing is judged: the record lacks what every quantity is computed from"
-        return f"no difference: {judged} of {len(findings)} quantities are judged, and agree with their references"
+        return f"no difference: {judged} of {len(findings)} quantities are judged, and all agree with their references"
     difference = wrong.difference
     words = f"the first wrong quantity is {wrong.name}: {_numbers(wrong.name, difference)}; {_cause(difference)}"
     return words if difference.causes else words + _of_another(findings)
@@ -65,12 +65,12 @@ def _numbers(name: str, difference: Difference) -> str:
     most = f"recorded {difference.recorded:.6g}, expected {right}"
     if not difference.where:
         if difference.of > 1:
-            return f"{difference.entries:,} of {difference.of:,} numbers differ, the most {most}"
+            return f"{difference.entries:,} of {difference.of:,} numbers differ; the largest difference: {most}"
         ratio = f", {difference.recorded / difference.right:.6g} times" if abs(difference.right) > 0 else ""
         return f"{most}{ratio}"
     return (
-        f"{difference.entries:,} of {difference.of:,} differ, first at {difference.first}; most at {difference.where}: "
-        f"{most}"
+        f"{difference.entries:,} of {difference.of:,} differ, first at {difference.first}; the largest difference is "
+        f"at {difference.where}: {most}"
     )
 
 

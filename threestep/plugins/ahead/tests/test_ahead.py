@@ -147,7 +147,7 @@ def test_flags_of_free_and_of_no_other(given, why):
 
 
 def test_groups_that_end_in_any_order_have_no_numbers(tmp_path):
-    with pytest.raises(ThreestepError, match="--rollout_dump numbers rollouts in the order in which they are drawn"):
+    with pytest.raises(ThreestepError, match="--rollout_dump numbers rollouts in the order they are drawn"):
         checked_components(flags_of(rollouts_ahead="free", rollout_dump=str(tmp_path)))
 
 

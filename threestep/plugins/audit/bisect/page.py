@@ -29,9 +29,9 @@ def page(a: RunDigests, b: RunDigests, found: Bisection) -> str:
     parts = [_located(found), _drift(found), _flags(found), _notes(notes(a, b, found))]
     return document(
         f"Audit: {title}",
-        f'<header><h1>Audit of two runs</h1><p class="soft paths">{escape(title)}</p>'
-        f'<p class="{kind}">{escape(verdict(found))}</p>{_next(found)}</header><main>{"".join(parts)}</main>'
-        "<footer>Written by threestep audit. Quantities are in the order in which the data flow.</footer>",
+        f'<header><h1>Audit of two runs</h1><p class="soft paths">{escape(title)}</p><p '
+        f'class="{kind}">{escape(verdict(found))}</p>{_next(found)}</header><main>{"".join(parts)}</main><footer>'
+        "Written by threestep audit. Quantities are listed in the order of the data flow.</footer>",
         _OWN_STYLE,
     )
 

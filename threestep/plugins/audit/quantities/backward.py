@@ -56,7 +56,7 @@ def _right(step: AuditedStep) -> Slopes:
 def _slopes(step: AuditedStep, reduce: reductions.Reduction | None) -> Slopes:
     """reduce: in place of the right reduction."""
     if step.settings.get("other_terms"):
-        raise LackingError("a reference of the other terms of the loss")
+        raise LackingError("a reference for the other terms of the loss")
     return SLOPES[step.head.objective](step, reduce)
 
 

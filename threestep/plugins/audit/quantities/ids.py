@@ -94,7 +94,7 @@ def notes_on_ids(step: AuditedStep) -> list[str]:
         return []
     return [
         f"{int(begins_S.sum()):,} of {len(begins_S):,} sequences begin with a system prompt that the chat template "
-        'writes by itself; if none is wanted: --as "system_prompt=of the data"'
+        'adds; if none is wanted, use --as "system_prompt=of the data"'
     ]
 
 
@@ -116,10 +116,12 @@ _TOKEN_IDS = Quantity(
     ("sft", "reward", "dpo", "policy"),
     lambda step: np.zeros(len(step.rank_S)),
     (
-        Cause("the beginning token stands twice at the start of each sequence", _code(_TWICE, _begins_twice)),
-        Cause("chosen and rejected have different prompts: they are cut unequally", _code(_UNEQUAL, _unequal_prompts)),
+        Cause("the beginning token appears twice at the start of each sequence", _code(_TWICE, _begins_twice)),
         Cause(
-            "no response ends with the end token: the template does not write it, and the model never learns to stop",
+            "chosen and rejected have different prompts: they are cut differently", _code(_UNEQUAL, _unequal_prompts)
+        ),
+        Cause(
+            "no response ends with the end token: the template does not write it, so the model never learns to stop",
             _code(_ENDLESS, _endless),
         ),
         Cause(
@@ -255,7 +257,7 @@ _OLD = Quantity(
         Cause("the temperature is left out of the log-probabilities", partial(_old_by_model, temperature=1.0)),
         Cause("the sign is wrong", lambda step: -step.tensor("rollout_sampling_logprobs")),
         Cause(
-            "dropout was on when they were read: they scatter about the model's own as dropout scatters them",
+            "dropout was on when they were computed: they scatter around the model's own as with dropout",
             _scattered_by_dropout,
         ),
     ),

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Sentences of packed rows whose attention is not held within a sequence, and whether positions begin again.
 JOINED = {
-    "packed sequences see each other: they are one sequence, with positions that go on": False,
-    "packed sequences see each other, though their positions begin again": True,
+    "packed sequences see each other: they are one sequence, with continuing positions": False,
+    "packed sequences see each other, though their positions restart": True,
 }
 _MOST_LOGITS = 100_000_000  # in float64: 800 MB
 

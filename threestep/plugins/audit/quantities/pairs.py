@@ -83,7 +83,7 @@ _LOGPROB_SUMS = Quantity(
         Cause("the mean over a response's tokens, in place of the sum", lambda step: _sums(step) / _tokens(step)),
         Cause("the last token of a response is left out", partial(_without, edge=masks.run_ends)),
         Cause("the first token of a response is left out", partial(_without, edge=masks.run_begins)),
-        Cause("tokens beyond the shortest response weigh as much as the others", _plain_sums),
+        Cause("tokens beyond the shortest response have the same weight as the others", _plain_sums),
         Cause("the sign is wrong", lambda step: -_sums(step)),
     ),
     lambda step, right: _SMALL * (1.0 + np.abs(right)),
@@ -102,7 +102,7 @@ def terms_of(step: AuditedStep) -> dict[str, float]:
     for term in str(step.settings["preference_terms"]).split(","):
         name, _, weight = term.strip().partition(":")
         if name not in LOSSES:
-            raise LackingError(f"a reference of the loss {name}")
+            raise LackingError(f"a reference for the loss {name}")
         found[name] = float(weight or 1.0)
     return found
 
@@ -173,7 +173,7 @@ def losses_of(
     """Return [U], the weighted sum of the terms."""
     own = terms_of(step) if terms is None else terms
     if any(name in MARKED for name in own) != (responses.good_S is not None):
-        raise LackingError("responses that the loss is of")
+        raise LackingError("responses that the loss covers")
     return np.sum([weight * LOSSES[name](responses, term) for name, weight in own.items()], axis=0)
 
 
@@ -326,9 +326,9 @@ _DPO_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     ("the first term alone", lambda step: _other_weights(step, lambda place, weight: weight * (place == 0))),
     ("the first term is left out", lambda step: _other_weights(step, lambda place, weight: weight * (place > 0))),
     ("the rejected response's log-ratio is left out", _of(_one_sided)),
-    ("tokens beyond the shortest response weigh as much as the others", _of(_without_tails)),
+    ("tokens beyond the shortest response have the same weight as the others", _of(_without_tails)),
     ("the reference point is left out", _with(point=0.0)),
-    ("good and bad responses weigh alike", _with(weights=(1.0, 1.0))),
+    ("good and bad responses have equal weights", _with(weights=(1.0, 1.0))),
     (
         "the weights of good and bad responses are swapped",
         lambda step: _with(weights=constants_of(step).weights[::-1])(step),
@@ -400,10 +400,10 @@ _BETA = Quantity(
     _DPO,
     _beta,
     (
-        Cause("beta is that of the step before", lambda step: _beta(step, 1.0)),
-        Cause("beta is that of the step after", lambda step: _beta(step, -1.0)),
-        Cause("beta stays what it is at first", lambda step: float(step.setting("first_beta"))),
-        Cause("beta is what it ends at", lambda step: float(step.setting("final_beta"))),
+        Cause("beta is the previous step's", lambda step: _beta(step, 1.0)),
+        Cause("beta is the next step's", lambda step: _beta(step, -1.0)),
+        Cause("beta stays at its first value", lambda step: float(step.setting("first_beta"))),
+        Cause("beta has its last value", lambda step: float(step.setting("final_beta"))),
     ),
     lambda step, right: 1e-6 * right,
 )
@@ -434,12 +434,12 @@ _POINT = Quantity(
         Cause("the point is not bounded by 0", lambda step: float(step.tensor("mismatched_ratios").mean())),
         Cause("the bound of 0 is put on each micro-batch", lambda step: _mean_of_bounded(step, step.micro_S)),
         Cause("the bound of 0 is put on each rank", lambda step: _mean_of_bounded(step, step.rank_S)),
-        Cause("the point is of the first rank alone", partial(_point, ranks=(0,))),
+        Cause("the point comes from the first rank alone", partial(_point, ranks=(0,))),
         Cause(
-            "the point is of the rows' own responses, not of mismatched ones",
+            "the point comes from the rows' own responses, not from mismatched ones",
             lambda step: marked.kto_point(responses_of(step).ratios_S),
         ),
-        Cause("the mean of all responses alike", lambda step: float(responses_of(step).ratios_S.mean())),
+        Cause("the point is the plain mean of all responses", lambda step: float(responses_of(step).ratios_S.mean())),
         Cause("there is no point: it is 0", lambda step: 0.0),
     ),
     lambda step, right: 2e-5 * (1.0 + float(np.abs(step.tensor("logprob_sums")).max(initial=0.0))),
@@ -449,7 +449,7 @@ _POINT = Quantity(
 def _points(step: AuditedStep, bounded: bool = True) -> np.ndarray:
     """Return [K], the mean over ranks of each micro-batch's mean."""
     if list(terms_of(step)) != ["kto"]:
-        raise LackingError("a reference of this point for each micro-batch")
+        raise LackingError("a reference for this point for each micro-batch")
     return _of_each_micro_batch(step, step.tensor("mismatched_ratios"), bounded)
 
 
@@ -475,7 +475,7 @@ _POINTS = Quantity(
             lambda step: np.full(step.micro_batches, marked.kto_point(step.tensor("mismatched_ratios"))),
         ),
         Cause(
-            "the points are of the rows' own responses, not of mismatched ones",
+            "the points come from the rows' own responses, not from mismatched ones",
             lambda step: _of_each_micro_batch(step, responses_of(step).ratios_S),
         ),
         Cause("there are no points: they are 0", lambda step: np.zeros(step.micro_batches)),
@@ -531,7 +531,7 @@ _REWARD_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("the data's margin is added, not subtracted", lambda step: _scored(step, margin=-_scale(step))),
     ("label smoothing is left out", lambda step: _scored(step, smoothing=0.0)),
     ("centring is left out", lambda step: _scored(step, centring=0.0)),
-    ("centring is of the difference, not of the sum", lambda step: _centred_apart(step)),
+    ("centring uses the difference, not the sum", lambda step: _centred_apart(step)),
     (
         "label smoothing is on the wrong side",
         lambda step: _scored(step, smoothing=1.0 - float(step.setting("label_smoothing"))),

@@ -80,13 +80,14 @@ def _handed_on(name: str, source: str, *more: Cause) -> Quantity:
         partial(_handed, source=source),
         (
             *more,
-            Cause("each response has the numbers of the next", partial(_handed, source=source, turn=1)),
-            Cause("each response has the numbers of the one before", partial(_handed, source=source, turn=-1)),
+            Cause("each response has the next response's numbers", partial(_handed, source=source, turn=1)),
+            Cause("each response has the previous response's numbers", partial(_handed, source=source, turn=-1)),
             Cause(
-                "each response has the numbers of the next in its micro-batch", partial(_rotated, source=source, turn=1)
+                "each response has the numbers of the next one in its micro-batch",
+                partial(_rotated, source=source, turn=1),
             ),
             Cause(
-                "each response has the numbers of the one before in its micro-batch",
+                "each response has the numbers of the previous one in its micro-batch",
                 partial(_rotated, source=source, turn=-1),
             ),
             Cause("the numbers are one token early", partial(_moved, source=source, by=-1)),
@@ -120,10 +121,11 @@ HANDED_ON = (
     _handed_on(
         "old_logprobs",
         "rollout_old_logprobs",
-        Cause("the sampling log-probabilities stand for those of the training forward", _sampling),
-        Cause("the current policy's log-probabilities stand for the old ones", _current),
+        Cause("the sampling log-probabilities are used in place of the training forward's", _sampling),
+        Cause("the current policy's log-probabilities are used in place of the old ones", _current),
         Cause(
-            "the reference's log-probabilities stand for the old ones", partial(_handed, source="rollout_ref_logprobs")
+            "the reference's log-probabilities are used in place of the old ones",
+            partial(_handed, source="rollout_ref_logprobs"),
         ),
     ),
     _handed_on("ref_logprobs", "rollout_ref_logprobs"),
@@ -264,11 +266,11 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("both bounds of the clip are the lower one", lambda step: _other_bounds(step, _bounds(step)[0], _bounds(step)[0])),
     ("the dual clip is left out", lambda step: _other_bounds(step, *_bounds(step))),
     ("the ratio is upside down", lambda step: _policy(step, -_log_ratio(step))),
-    ("the ratio is of whole sequences (GSPO)", partial(_of_level, level="sequence mean")),
-    ("the ratio is of whole sequences, their sum", partial(_of_level, level="sequence sum")),
-    ("the ratio is of tokens, not of whole sequences", partial(_of_level, level="token")),
-    ("the ratio is to the sampling log-probabilities", lambda step: _policy(step, _log_ratio(step, "sampling"))),
-    ("the ratio is to the reference", lambda step: _policy(step, _log_ratio(step, "ref_logprobs"))),
+    ("the ratio is per sequence (GSPO)", partial(_of_level, level="sequence mean")),
+    ("the ratio is per sequence, as a sum", partial(_of_level, level="sequence sum")),
+    ("the ratio is per token, not per sequence", partial(_of_level, level="token")),
+    ("the ratio is taken to the sampling log-probabilities", lambda step: _policy(step, _log_ratio(step, "sampling"))),
+    ("the ratio is taken to the reference", lambda step: _policy(step, _log_ratio(step, "ref_logprobs"))),
     ("the ratio is 1: the old policy is the current one", lambda step: _policy(step, np.zeros(len(step.sequence_T)))),
     ("the sign of the loss is wrong: it is maximised", lambda step: -_policy(step)),
     ("the sign of the advantages is wrong", lambda step: _policy(step, sign=-1.0)),
@@ -285,7 +287,7 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("every token is selected", partial(_nothing_selected, every=True)),
     ("advantages are whitened again over the minibatch", lambda step: _with_advantages(step, _whitened_again(step))),
     ("the size of the advantages is left out", lambda step: _with_advantages(step, np.sign(step.tensor("advantages")))),
-    ("the KL's loss is in it, too", lambda step: _policy(step) + float(step.setting("kl_coef")) * _kl_losses(step)),
+    ("the KL loss is included too", lambda step: _policy(step) + float(step.setting("kl_coef")) * _kl_losses(step)),
 )
 
 
@@ -322,11 +324,11 @@ _KL_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     *((f"the KL's estimator is {name}", partial(_kl_losses, name=name)) for name in ESTIMATORS),
     ("the KL is not weighted by the ratio", partial(_kl_losses, weighted=False)),
     ("the KL is weighted by the ratio, though it should not be", partial(_kl_losses, weighted=True)),
-    ("the KL is of the reference to the policy", _reversed_kl),
-    ("the KL is of the old policy, which has no gradient", _old_kl),
+    ("the KL runs from the reference to the policy", _reversed_kl),
+    ("the KL is computed for the old policy, which has no gradient", _old_kl),
     ("the KL is not bounded", _unbounded_kl),
     ("the sign is wrong: the KL is maximised", lambda step: -_kl_losses(step)),
-    ("the KL has its coefficient already", lambda step: float(step.setting("kl_coef")) * _kl_losses(step)),
+    ("the KL already includes its coefficient", lambda step: float(step.setting("kl_coef")) * _kl_losses(step)),
 )
 
 
@@ -345,7 +347,7 @@ def _smaller_values(step: AuditedStep) -> np.ndarray:
 
 _VALUE_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     ("the factor 1/2 is left out", lambda step: 2.0 * value_losses(step)),
-    ("the factor 1/2 is there twice", lambda step: 0.5 * value_losses(step)),
+    ("the factor 1/2 is applied twice", lambda step: 0.5 * value_losses(step)),
     ("the value is not clipped", lambda step: value_losses(step, np.inf)),
     ("the clip takes the smaller of the errors", _smaller_values),
     ("the critic learns the advantages", lambda step: value_losses(step, returns_T=step.tensor("advantages"))),
@@ -454,7 +456,7 @@ LOSSES = (
                 "the KL has no coefficient",
                 lambda step: _part(step, "policy_loss") + _part(step, "kl_loss"),
             ),
-            Cause("the count of the whole rollout, not of this step's part of it", _over_rollout),
+            Cause("the count covers the whole rollout, not just this step's part", _over_rollout),
             *wrong_reductions(_both, right_reduction),
             *(Cause(sentence, _whole(compute, of_kl=False)) for sentence, compute in _POLICY_MISTAKES),
             *(Cause(f"of the KL: {sentence}", _whole(compute, of_kl=True)) for sentence, compute in _KL_MISTAKES),

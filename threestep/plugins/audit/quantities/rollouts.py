@@ -90,16 +90,16 @@ _REWARDS = Quantity(
             Cause(f"the KL's estimator is {name}", lambda step, name=name: _shaped(step, _kl(step, name)))  # type: ignore[misc]
             for name in kl.ESTIMATORS
         ),
-        Cause("the KL is of the reference to the policy", lambda step: _shaped(step, _kl(step, sign=-1.0))),
+        Cause("the KL runs from the reference to the policy", lambda step: _shaped(step, _kl(step, sign=-1.0))),
         Cause(
-            "the KL is of the sampling log-probabilities",
+            "the KL is computed from the sampling log-probabilities",
             lambda step: _shaped(step, _kl(step, old="rollout_sampling_logprobs")),
         ),
         Cause("the KL has no coefficient", lambda step: _shaped(step, _right_kl(step) / _coefficient(step))),
-        Cause("the KL of a whole response is at its last token", _kl_at_the_end),
-        Cause("the score is one token before the last", lambda step: _shaped(step, _right_kl(step), back=1)),
-        Cause("the score is on the first token", lambda step: _shaped(step, _right_kl(step), back=1 << 30)),
-        Cause("the score is on every token", _score_everywhere),
+        Cause("the KL of a whole response is placed at its last token", _kl_at_the_end),
+        Cause("the score is placed one token before the last", lambda step: _shaped(step, _right_kl(step), back=1)),
+        Cause("the score is placed on the first token", lambda step: _shaped(step, _right_kl(step), back=1 << 30)),
+        Cause("the score is placed on every token", _score_everywhere),
         Cause("the score is left out", lambda step: _shaped(step, _right_kl(step), times=0.0)),
         Cause("the score is counted twice", lambda step: _shaped(step, _right_kl(step), times=2.0)),
     ),
@@ -160,7 +160,7 @@ def _of_responses(step: AuditedStep, name: str, values_B: np.ndarray, group_B: n
             found_B[own] = best.gpg(values_B[own], group_B[own], apart_B[own])
         return found_B
     if name not in ("grpo", "reinforce++_baseline"):
-        raise LackingError(f"a reference of the estimator {name}")
+        raise LackingError(f"a reference for the estimator {name}")
     return advantages.grpo(values_B, group_B, 1.0, 0.0)
 
 
@@ -361,8 +361,8 @@ def _by_batch(sentence: str, of_rank: bool, baseline: bool = True, spread: bool 
 
 
 _GROUP_CAUSES = (
-    _grouping("the standard deviation has the denominator n (ddof 0)", std_ddof=0.0),
-    _grouping("the standard deviation has the denominator n - 1 (ddof 1)", std_ddof=1.0),
+    _grouping("the standard deviation uses the denominator n (ddof 0)", std_ddof=0.0),
+    _grouping("the standard deviation uses the denominator n - 1 (ddof 1)", std_ddof=1.0),
     _grouping("the standard deviation is over the batch, not the group", norm_by="batch"),
     _grouping("the standard deviation is over the group, not the batch", norm_by="group"),
     _grouping("nothing is divided by a standard deviation", norm_by="none"),
@@ -394,7 +394,7 @@ _GROUP_CAUSES = (
         _of("groups", lambda step: _grouped(step, outcome_B=step.tensor("rollout_scores"))[step.response_R]),
     ),
     Cause(
-        "the advantage of a response is divided by its tokens",
+        "the advantage of a response is divided by its number of tokens",
         _of("groups", lambda step: _advantages(step) / step.tensor("rollout_lengths")[step.response_R]),
     ),
 )
@@ -404,7 +404,8 @@ _GAE_CAUSES = (
         lambda step: _advantages(step, last_B=_cut_values(step)),
     ),
     _of_gae(
-        "the value is bootstrapped across truncation: the critic's after the last token of a response that was cut",
+        "the value is bootstrapped across truncation: with the critic's value after the last token of a truncated "
+        "response",
         lambda step: _advantages(step, last_B=_value_behind(step)),
     ),
     _of_gae(
@@ -447,7 +448,7 @@ def _of_next(scores_B: np.ndarray) -> np.ndarray:
 _TOKEN_CAUSES = (
     _of_returns("gamma is 1: rewards to go are not discounted", lambda step: _advantages(step, gamma=1.0)),
     _of_returns(
-        "every token has the sum of all rewards, also of those before it",
+        "every token has the sum of all rewards, including those before it",
         lambda step: _whitened_as_set(step, _outcomes(step)[step.response_R]),
     ),
     _of_returns(
@@ -492,15 +493,15 @@ _WHITEN_CAUSES = (
     ),
     Cause("advantages are whitened over each rank alone", _whitened_by_rank),
     Cause("advantages are whitened over each response alone", _whitened_by_response),
-    Cause("advantages are divided by the deviation, and keep their mean", _without_shift),
+    Cause("advantages are divided by the deviation but keep their mean", _without_shift),
     Cause(
-        "whitening takes responses that are left out of the loss",
+        "whitening includes responses that are left out of the loss",
         lambda step: np.where(
             step.counts_R, _whiten(step, raw_advantages(step), np.ones(len(step.response_R), dtype=bool)), 0.0
         ),
     ),
     Cause(
-        "the variance of whitening has the denominator n",
+        "the variance of whitening uses the denominator n",
         lambda step: _whiten(step, raw_advantages(step), ddof=0.0),
     ),
     Cause("the sign is wrong", lambda step: -_advantages(step)),
@@ -570,7 +571,8 @@ _RETURNS = Quantity(
             lambda step: _gae(step, last_B=_cut_values(step)) + step.tensor("rollout_values"),
         ),
         Cause(
-            "the value is bootstrapped across truncation: the critic's after the last token of a response that was cut",
+            "the value is bootstrapped across truncation: with the critic's value after the last token of a "
+            "truncated response",
             lambda step: _gae(step, last_B=_value_behind(step)) + step.tensor("rollout_values"),
         ),
     ),

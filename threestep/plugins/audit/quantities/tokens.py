@@ -94,8 +94,8 @@ MASKS = (
                 "the first token of each response carries no loss",
                 lambda step: _mask(step) & ~masks.run_begins(_mask(step), step.sequence_T),
             ),
-            Cause("the last token of the longest rows of a micro-batch is cut off, not in all of them", _longest_cut),
-            Cause("rows are cut after they were padded: short ones lose tokens, and keep padding", _cut_with_padding),
+            Cause("the last token is cut off only in the longest rows of a micro-batch", _longest_cut),
+            Cause("rows are cut after padding: short rows lose tokens and keep padding", _cut_with_padding),
             Cause("the mask is one token early", lambda step: _moved(step, -1)),
             Cause("the mask is one token late", lambda step: _moved(step, 1) & step.real_T),
             Cause("the mask is one token late, and reaches into padding", lambda step: _moved(step, 1)),
@@ -182,7 +182,9 @@ _LOGPROBS = Quantity(
         Cause("the logits are multiplied by the temperature", lambda step: _logprobs(step, 1.0 / _temperature(step))),
         Cause("the logits are divided by the temperature twice", lambda step: _logprobs(step, _temperature(step) ** 2)),
         Cause("the temperature divides the log-probabilities", lambda step: _logprobs(step, 1.0) / _temperature(step)),
-        Cause("each token is read from the logits of its own place, not of the one before", partial(_neighbour, by=1)),
+        Cause(
+            "each token is read from the logits of its own place, not of the place before it", partial(_neighbour, by=1)
+        ),
         Cause(
             "each token is read from the logits of the place before the one that predicts it",
             partial(_neighbour, by=-1),
@@ -196,7 +198,7 @@ _LOGPROBS = Quantity(
             lambda step: logprobs.rounded_to_bfloat16(_logprobs(step)),
         ),
         Cause(
-            "log-softmax is computed in bf16: the logits and what comes out are rounded",
+            "log-softmax is computed in bf16: the logits and the result are rounded",
             lambda step: _of_bf16_softmax(step),
         ),
         *(
@@ -225,7 +227,8 @@ _TOKEN_LOSSES = Quantity(
     (
         Cause("the sign is wrong", lambda step: -_nll(step)),
         Cause(
-            "each loss stands at the token that predicts", lambda step: masks.shifted(_nll(step), -1, step.sequence_T)
+            "each loss is placed at the token that predicts",
+            lambda step: masks.shifted(_nll(step), -1, step.sequence_T),
         ),
         Cause(
             "probabilities in place of log-probabilities",
@@ -297,15 +300,15 @@ _DENOMINATOR = Quantity(
         Cause("the count of the last micro-batch alone", lambda step: _local(step, True)),
         Cause("the count of the first rank alone: denominators are local", lambda step: _local(step, False)),
         Cause(
-            "the count has one token more for each sequence: the first, which nothing predicts",
+            "the count has one extra token per sequence: the first, which nothing predicts",
             lambda step: _denominator(step) + reductions.counted_sequences(_sft_units(step)),
         ),
-        Cause("the count has prompts too", lambda step: float(step.real_T.sum())),
+        Cause("the count includes prompts", lambda step: float(step.real_T.sum())),
         Cause(
-            "the count has the tokens of prompts but for the first",
+            "the count includes the tokens of prompts except the first",
             lambda step: float((step.real_T & _inner(step)).sum()),
         ),
-        Cause("the count has prompts and padding too", lambda step: float(len(step.place_T))),
+        Cause("the count includes prompts and padding", lambda step: float(len(step.place_T))),
         Cause("the count is of sequences, not of tokens", lambda step: float(len(step.rank_S))),
         Cause("the count is of tokens, not of sequences", lambda step: float(step.tensor("loss_mask").sum())),
         Cause("the count is of responses, not of pairs", lambda step: 2.0 * _denominator(step)),
@@ -320,7 +323,7 @@ _LOSS = Quantity(
     (
         *wrong_reductions(_sft_units, right_reduction),
         Cause("the sign is wrong", lambda step: -right_reduction(step)(_sft_units(step))),
-        Cause("losses are of the tokens one further on", lambda step: right_reduction(step)(_moved_units(step, 1))),
+        Cause("the losses are those of the next token", lambda step: right_reduction(step)(_moved_units(step, 1))),
         Cause(
             "the perplexity in place of the loss",
             lambda step: float(np.exp(min(50.0, right_reduction(step)(_sft_units(step))))),

@@ -243,12 +243,12 @@ def _bf16(value: torch.Tensor) -> torch.Tensor:
 def why_unknown(config: Mapping[str, Any]) -> str:
     """Say what of the model this reference lacks; "" if nothing."""
     if config.get("model_type") not in KNOWN:
-        return f"a reference of {config.get('model_type') or 'the model'}: there are {', '.join(KNOWN)}"
+        return f"a reference for {config.get('model_type') or 'the model'}: only {', '.join(KNOWN)} have one"
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", "default") != "default":
-        return f"a reference of rotary embeddings of the type {rope['rope_type']}"
+        return f"a reference for rotary embeddings of the type {rope['rope_type']}"
     if config.get("hidden_act", "silu") != "silu":
-        return f"a reference of the activation {config['hidden_act']}"
+        return f"a reference for the activation {config['hidden_act']}"
     if config.get("use_sliding_window") or (config.get("model_type") != "qwen2" and config.get("sliding_window")):
-        return "a reference of sliding windows"
+        return "a reference for sliding windows"
     return ""

@@ -110,7 +110,7 @@ def first_rank(units: Units) -> float:
 
 # The sentence that names each, and what it needs to differ from the right one.
 MISTAKES: dict[str, Callable[[Units, Reduction], float]] = {
-    "the mean over micro-batches of their means, in place of the mean over all of the step": (
+    "the mean over micro-batches of their means, in place of the mean over the whole step": (
         lambda units, right: mean_of_micro_batches(units)
     ),
     "the sum over micro-batches of their means: not divided by the accumulation": (
@@ -121,17 +121,17 @@ MISTAKES: dict[str, Callable[[Units, Reduction], float]] = {
     "the mean over sequences, with those in which no token counts": (
         lambda units, right: sequence_mean(units) * counted_sequences(units) / len(np.unique(units.sequence_U))
     ),
-    "the mean over all tokens alike, in place of a mean over sequences": lambda units, right: token_mean(units),
+    "the mean over sequences, including those in which no token counts": lambda units, right: token_mean(units),
     "the sum of each sequence, in place of its mean": lambda units, right: sequence_sum(units),
     "a sum that is divided by nothing": lambda units, right: plain_sum(units),
-    "a count with one token more for each sequence: the first, which nothing predicts": (
+    "a count with one extra token per sequence: the first, which nothing predicts": (
         lambda units, right: mean_with_first_tokens(units)
     ),
-    "a count of all tokens, with those that carry no loss": lambda units, right: mean_over_all(units),
+    "a count of all tokens, including those that carry no loss": lambda units, right: mean_over_all(units),
     "the last, partial accumulation divided by the micro-batches of a whole one": (
         lambda units, right: partial_over_full(units) if units.full else np.nan
     ),
-    "right but for a factor: divided by the micro-batches of a whole accumulation, of which this step has fewer": (
+    "right except for a factor: divided by the micro-batches of a whole accumulation, of which this step has fewer": (
         lambda units, right: right(units) * units.of_each_rank / units.full if units.full else np.nan
     ),
     "not divided by the number of micro-batches": lambda units, right: right(units) * units.of_each_rank,

@@ -48,7 +48,7 @@ def test_a_right_step(written, capsys):
     assert first == "sft, step 4, 2 ranks, plain 1"
     states = {line.split()[0]: line.split()[1] for line in lines}
     assert (states["loss_mask"], states["logprobs"]) == ("agrees", "agrees")
-    assert re.fullmatch(r"no difference: \d+ of \d+ quantities are judged, and agree with their references", last)
+    assert re.fullmatch(r"no difference: \d+ of \d+ quantities are judged, and all agree with their references", last)
 
 
 def test_a_wrong_step_ends_with_1_and_has_a_page_and_json_has_the_same(written, tmp_path, capsys):
@@ -113,7 +113,7 @@ def test_what_a_user_says_replaces_the_recorded_settings(written, capsys):
         ("RECORD RECORD --code_b elsewhere", "--code_b is for reruns; add --trust_run, or leave it"),
         ("RECORD --work elsewhere", "--work is for two runs"),
         ("RECORD RECORD --as grpo", "--as is for one record, but two runs were given"),
-        ("RECORD RECORD", "expects a run with digests.jsonl"),
+        ("RECORD RECORD", "has no digests.jsonl"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, words, message):
@@ -191,7 +191,7 @@ def test_a_recorded_step_reads_whole_rows_in_forwards_of_its_own_and_values_are_
     assert whole == {"--record_steps": True} and own.startswith("steps are recorded (--record_steps")
     mistakes = Mistakes()
     note_mistakes(RecordingArguments(record_values=True), mistakes)
-    assert [sentence[:36] for sentence in mistakes.sentences] == ["--record_values expects --record_ste"]
+    assert [sentence[:36] for sentence in mistakes.sentences] == ["--record_values needs --record_steps"]
 
 
 # --- files
@@ -202,10 +202,10 @@ def test_what_is_no_file_is_refused_and_settings_that_are_not_there_are_none(tmp
     os.symlink("nowhere", tmp_path / "link")
     for name in ("folder", "link"):
         for read in (read_settings, read_tensors):
-            with pytest.raises(ThreestepError, match=f"{name} expects .*, and is no file"):
+            with pytest.raises(ThreestepError, match=f"{name} is not a file: expected"):
                 read(tmp_path / name)
     assert read_settings(tmp_path / "gone") == {}
-    with pytest.raises(ThreestepError, match="gone expects tensors, and is missing"):
+    with pytest.raises(ThreestepError, match="gone is missing: expected tensors"):
         read_tensors(tmp_path / "gone")
 
 

@@ -66,9 +66,9 @@ def test_a_record_comes_back(tmp_path: Path):
     ("tensors", "words"),
     [
         ({"logprob": np.zeros(3, np.float32)}, "has the unknown tensor 'logprob'; did you mean 'logprobs'"),
-        ({"logprobs": np.zeros(3, np.int64)}, "expects floating-point numbers in 1 dimension(s) [T], got int64"),
+        ({"logprobs": np.zeros(3, np.int64)}, "loss_mask expects 3 entries, as in logprobs, got 4"),
         ({"loss_mask": np.zeros(4, bool)}, "loss_mask expects 3 entries, as logprobs has, got 4"),
-        ({"lengths": np.array([2, 2])}, "lengths must add up to the 4 entries of logprobs, got 3"),
+        ({"lengths": np.array([2, 2])}, "lengths must add up to the 3 entries of logprobs, got 4"),
         ({"rollout_values": np.zeros(1, np.float32)}, "rollout_lengths must add up to the 1 entries"),
     ],
 )  # fmt: skip
@@ -81,12 +81,12 @@ def test_other_tensors_are_refused(tmp_path: Path, tensors, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2}, "expects schema threestep-record, version 1, got schema threestep-record, version 2"),
+        ({"version": 2}, "version 2, but this threestep reads schema threestep-record, version 1"),
         ({"objective": "orpo"}, "objective expects one of sft, reward, dpo, policy, got 'orpo'"),
         ({"settings": {"beto": 1}}, "settings has the unknown name 'beto'; did you mean 'beta'"),
         ({"settings": {"beta": "x"}}, "beta expects a number, got 'x'"),
         ({"figures": {"los": 1}}, "figures has the unknown name 'los'; did you mean 'loss'"),
-        ({"ranks": 3}, "rank2.safetensors expects the tensors of one rank, and is missing"),
+        ({"ranks": 3}, "rank2.safetensors is missing: expected the tensors of one rank"),
     ],
 )
 def test_other_heads_are_refused(tmp_path: Path, changes, words):
@@ -106,7 +106,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path):
     with pytest.raises(ThreestepError, match="expects names that begin with gradients"):
         read_record(tmp_path)
     (tmp_path / "rank0.safetensors").write_bytes(b"{}")
-    with pytest.raises(ThreestepError, match="expects safetensors"):
+    with pytest.raises(ThreestepError, match="is not a safetensors file"):
         read_record(tmp_path)
 
 

@@ -117,7 +117,7 @@ def test_a_step_is_recorded(tmp_path: Path, capsys):
     settings = found.head.settings
     assert settings["z_loss_coef"] == 0.5 and settings["other_terms"] is True
     assert settings["template_prompt"] == "5 6" and "embedding_noise" not in settings  # which is 0
-    assert f"record of the step: {tmp_path / 'step_000002'}" in capsys.readouterr().out
+    assert f"recorded this step in {tmp_path / 'step_000002'}" in capsys.readouterr().out
 
 
 def test_a_disk_that_refuses_ends_nothing(tmp_path: Path, capsys):

@@ -38,7 +38,7 @@ def test_answers():
         ({"a": True}, "got 'a': True"),
         ({1: 2.0}, "got 1: 2.0"),
         ({"train/loss": 1.0}, "the step already has a metric 'train/loss'; return yours under another name"),
-        ({"seconds": 1.0}, "got 'seconds'"),
+        ({"seconds": 1.0}, "already has a metric 'seconds'"),
     ],
 )
 def test_other_answers(answer, sentence):
@@ -73,7 +73,7 @@ class Follower:
     ],
 )
 def test_what_cannot_be_called_is_refused_before_the_run(callback, got):
-    with pytest.raises(ThreestepError, match=f"^--callback expects a function .step, figures., .*, {got}"):
+    with pytest.raises(ThreestepError, match=f"^--callback expects a function .step, figures., {got}"):
         check_callback(callback)
 
 

@@ -92,7 +92,7 @@ def test_switched_off_it_is_taken_and_deepspeed_never_sees_it(dotted, final_of):
         ({"log_level": "loud"}, {}, "'log_level' expects one of debug, info, .* got 'loud'"),
         ({"communication_data_type": "int8"}, {}, "'communication_data_type' expects one of fp32, bf16, fp16"),
         ({"zero_optimization": {"overlap_comm": True}}, {"zero_stage": 1}, "comm' expects ZeRO stage 2 or 3, got 1"),
-        ({"data_types": {"grad_accum_dtype": "fp32"}}, {"dtype": "bf16"}, "expects bf16 under .* stage 0, got fp32"),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, {"dtype": "bf16"}, "expects bf16 with .* stage 0, got fp32"),
         ({"comms_logger": {"enabled": True}}, {}, "'comms_logger' writes nothing without \"verbose\": true"),
         (
             {"zero_optimization": {"zero_hpz_partition_size": 3}},
@@ -147,12 +147,12 @@ def test_what_deepspeed_tells_is_not_silenced(final_of, theirs):
 @pytest.mark.parametrize(
     ("dotted", "value", "settings", "sentence"),
     [
-        ("zero_optimization.stage3_max_live_parameters", 0, {"zero_stage": 2}, "changes nothing at ZeRO stage 2; of 3"),
-        ("zero_optimization.reduce_bucket_size", 5, {"zero_stage": 1, "dtype": "bf16"}, "stage 1 in bf16; of 1,"),
+        ("zero_optimization.stage3_max_live_parameters", 0, {"zero_stage": 2}, "at ZeRO stage 2; it is for stage 3"),
+        ("zero_optimization.reduce_bucket_size", 5, {"zero_stage": 1, "dtype": "bf16"}, "in bf16; it is for stage 1,"),
         ("zero_optimization.reduce_bucket_size", 5, {"zero_stage": 1}, ""),
         ("zero_optimization.reduce_bucket_size", "auto", {}, ""),
         ("zero_optimization.allgather_bucket_size", 2e8, {"zero_stage": 2}, "changes nothing: DeepSpeed gathers each"),
-        ("bf16.immediate_grad_update", True, {"zero_stage": 2, "dtype": "bf16"}, "at ZeRO stage 2; of 1 in bf16"),
+        ("bf16.immediate_grad_update", True, {"zero_stage": 2, "dtype": "bf16"}, "2; it is for stage 1 in bf16"),
         ("bf16.immediate_grad_update", True, {"zero_stage": 1, "dtype": "bf16"}, ""),
         ("gradient_clipping", 1, {}, ""),
     ],

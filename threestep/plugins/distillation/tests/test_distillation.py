@@ -201,7 +201,7 @@ def test_its_weights_are_counted(tmp_path, stage: int):
     assert sentence == f"teacher: {tmp_path}, {weights:,} weights"
     assert held[0].device_bytes == 4 * (weights if stage < 3 else -(-weights // 2))
     assert held[0].name.startswith("teacher: weights") and held[-1].device_bytes > 4 * 64 * 32
-    assert [moment.doing for moment in moments] == ([] if stage < 3 else ["in a forward of the teacher"])
+    assert [moment.doing for moment in moments] == ([] if stage < 3 else ["in a forward pass of the teacher"])
     assert plan_teacher(student, TeacherSettings(), settings, 2, device=device) == ([], [], [])
 
 

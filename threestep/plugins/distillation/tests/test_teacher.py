@@ -320,7 +320,7 @@ def test_another_tokenizer_is_refused(monkeypatch):
     answers = {"models": {"data": [{"id": "tiny"}]}, "../tokenize": {"tokens": [1, 2]}}
     monkeypatch.setattr(teacher, "_answer", lambda path, body: answers[path])
     teacher.check(lambda text: [1, 2])
-    with pytest.raises(ThreestepError, match="the tokenizer of 'tiny' makes .1, 2. of .*, and that of the model in"):
+    with pytest.raises(ThreestepError, match="the tokenizer of 'tiny' turns .* into .1, 2., but the tokenizer of"):
         teacher.check(lambda text: [1, 3])
     answers["models"] = {"data": []}
     del teacher.__dict__["model"]

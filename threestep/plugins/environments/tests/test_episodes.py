@@ -188,7 +188,7 @@ def test_an_environment_that_cannot_begin_stops_the_run(caller, opening, problem
 
     for each, sentence in ((returning(opening), problem), (make, "reset raised OSError: no table")):
         episode = episode_of(caller, each, seconds=0.2)
-        with pytest.raises(ThreestepError, match=f"environment 'Own': {sentence}.*; mend it"):
+        with pytest.raises(ThreestepError, match=f"environment 'Own': {sentence}.*; fix it"):
             episode.reset().result(5)
         episode.close()
 

@@ -208,7 +208,7 @@ def test_an_advantage_brings_its_defaults_which_are_those_of_a_run():
 
 
 @pytest.mark.parametrize(
-    "said, words", [("temperature=2", "settings of the loss"), ("loss", "NAME=VALUE"), ("kl_cof=1", "kl_coef")]
+    "said, words", [("temperature=2", "loss settings"), ("loss", "NAME=VALUE"), ("kl_cof=1", "kl_coef")]
 )
 def test_a_rule_of_the_samples_is_refused(said: str, words: str):
     with pytest.raises(ThreestepError, match=words):
@@ -298,7 +298,7 @@ def test_a_record_without_weights_is_refused(tmp_path):
     from threestep.plugins.explain.records import whole_record
 
     write_record(tmp_path / "record", replace(_drawn("sft").record, state={}))
-    with pytest.raises(ThreestepError, match="expects the weights before and after the step"):
+    with pytest.raises(ThreestepError, match="does not have the weights before and after the step"):
         whole_record(tmp_path / "record")
 
 

@@ -196,7 +196,7 @@ def test_a_run_that_is_not_trusted_has_plain_files_alone_read(tmp_path):
         (of_module, "module.py' run (dataset_module); give --trust_run"),
         (elsewhere, "is not a file on this machine; give --trust_run"),
         ({"data_path": [plain, "hub:owner/name"]}, "'hub:owner/name' is not a file on this machine"),
-        ({"data_path": [f"jsonl:{pipe}"]}, "is no plain file"),
+        ({"data_path": [f"jsonl:{pipe}"]}, "is not a regular file"),
         ({"data_path": 3}, "config.yaml, data_path: expects a valid list, got 3"),
     ):
         places, note = places_of_rows([1], {**own, "data_output_path": str(cache)}, "sft")

@@ -151,7 +151,7 @@ def test_what_a_run_ran_with_is_in_the_note(tmp_path: Path):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        (("hashes", "random"), "compare seeds"),
+        (("hashes", "random"), "compare the seeds"),
         (("floats", "train/loss"), "compare the code of the forward pass"),
         (("figures", "train/grad_norm"), "exchange between ranks"),
         (("figures", "train/learning_rate"), "the learning rate schedule"),

@@ -55,13 +55,13 @@ UNDIVIDED = "not divided by the number of micro-batches"
 # Name: environment, arguments, step, the first wrong quantity, words of a cause.
 WRONG = {
     "transformers 4.46: the accumulation": ("trl012", FOUR, 2, "loss", UNDIVIDED),
-    "trl 0.12: the end of the longest rows": ("trl012", FOUR, 1, "loss_mask", "the last token of the longest rows"),
+    "trl 0.12: the end of the longest rows": ("trl012", FOUR, 1, "loss_mask", "only in the longest rows"),
     "transformers 4.47: the accumulation, in the gradient alone": ("trl013", FOUR, 1, "backward_loss", UNDIVIDED),
     "trl 0.16: GRPO's normalisation": ("trl016", "trl grpo seed=5", 1, "loss", "the mean over micro-batches"),
-    "trl 0.16: DPO's truncation": ("trl016", CUT, 2, "loss_mask", "rows are cut after they were padded"),
-    "trl 0.24: GRPO's normalisation": ("trl024", DAPO, 1, "loss", "the count of the whole rollout"),
+    "trl 0.16: DPO's truncation": ("trl016", CUT, 2, "loss_mask", "rows are cut after padding"),
+    "trl 0.24: GRPO's normalisation": ("trl024", DAPO, 1, "loss", "the count covers the whole rollout"),
     "transformers 4.57: the count": (
-        "trl024", "trl sft completion_only_loss=false", 1, "denominator", "one token more for each sequence",
+        "trl024", "trl sft completion_only_loss=false", 1, "denominator", "one extra token per sequence",
     ),
     "axolotl: micro-batches": ("axolotl", "chat axolotl", 1, "loss", "the mean over micro-batches of their means"),
 }  # fmt: skip
@@ -117,7 +117,7 @@ def test_functions_of_rollouts(tmp_path: Path, name: str):
         wrong = first_wrong(findings)
         if name == "openrlhf" and record.name.startswith("gae"):
             assert wrong is not None and wrong.name == "rollout_advantages" and wrong.difference is not None
-            assert wrong.difference.causes == ("the variance of whitening has the denominator n",)
+            assert wrong.difference.causes == ("the variance of whitening uses the denominator n",)
         else:
             assert wrong is None, (record.name, verdict(findings))
             assert "rollout_advantages" in {finding.name for finding in findings if finding.state == AGREES}

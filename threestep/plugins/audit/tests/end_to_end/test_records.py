@@ -91,4 +91,4 @@ def test_the_records_of_our_steps_are_right(place: Path, start: Path, name: str)
         states = {finding.name: finding.state for finding in findings}
         assert DIFFERS not in states.values(), (record.name, verdict(findings))
         assert {quantity: states[quantity] for quantity in needed} == dict.fromkeys(needed, AGREES)
-    assert f"record of the step: {records[0]}" in ran.stdout
+    assert f"recorded this step in {records[0]}" in ran.stdout

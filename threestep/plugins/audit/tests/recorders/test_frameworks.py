@@ -59,7 +59,7 @@ def test_a_wrong_group_of_verl_is_named(tmp_path: Path):
     write_record(tmp_path, verl_record(batch(advantages=group), GROUPS))
     wrong = first_wrong(judge(AuditedStep(read_record(tmp_path))))
     assert wrong is not None and wrong.difference is not None
-    assert "the standard deviation has the denominator n (ddof 0)" in wrong.difference.causes
+    assert "the standard deviation uses the denominator n (ddof 0)" in wrong.difference.causes
 
 
 def test_openrlhf(tmp_path: Path):

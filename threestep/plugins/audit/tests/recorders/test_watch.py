@@ -173,7 +173,7 @@ def test_a_wrong_count_is_named(tmp_path: Path):
     with threestep.audit.recorded(trainer, tmp_path):
         trainer.step(batches, torch.tensor(6))  # four targets, and the first token of both rows
     wrong = first_wrong(findings_of(tmp_path))
-    assert wrong.name == "denominator" and "one token more for each sequence" in wrong.difference.causes[0]
+    assert wrong.name == "denominator" and "one extra token per sequence" in wrong.difference.causes[0]
 
 
 @pytest.mark.parametrize(("sign", "cause"), [(1.0, ""), (-1.0, "chosen and rejected are swapped")])
@@ -345,7 +345,7 @@ def test_rloo(tmp_path: Path, level: str):
         assert agreeing(findings_of(tmp_path, 2)) == {*judged, *OPTIMIZER}
     else:
         wrong = first_wrong(findings_of(tmp_path, 2))
-        assert wrong.name == "loss" and "the ratio is of whole sequences (GSPO)" in wrong.difference.causes
+        assert wrong.name == "loss" and "the ratio is per sequence (GSPO)" in wrong.difference.causes
 
 
 def test_a_gradient_of_another_loss_than_the_reported_one(tmp_path: Path):
