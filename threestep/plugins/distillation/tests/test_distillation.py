@@ -48,7 +48,7 @@ TOP = DivergenceSettings("js", 0.1, 5)
             TeacherSettings("t", "f.jsonl"),
             "--distill f.jsonl stores a teacher's most likely tokens; set --teacher_top_k",
         ),
-        (TeacherSettings(file="f.jsonl", compared=TOP), "--teacher_top_k 5 is for a teacher that is read, and"),
+        (TeacherSettings(file="f.jsonl", compared=TOP), "--teacher_top_k 5 is for a teacher that is loaded or served"),
     ],
 )
 def test_what_does_not_go_together(settings: TeacherSettings, why: str):
@@ -107,7 +107,7 @@ def test_a_teacher_alone_needs_no_reward():
         ({**TAUGHT, "kl_coef": 0.1}, "--kl_coef 0.1 in the reward does nothing with"),
         (
             {**TAUGHT, "mask_truncated_responses": True},
-            "--mask_truncated_responses leaves responses out of the loss, and",
+            "--mask_truncated_responses leaves responses out of the loss, but",
         ),
         (
             {**TAUGHT, "parallel_thinking": True},
@@ -157,7 +157,7 @@ def test_a_teacher_of_step_1_reads_its_rows_and_no_paths():
     assert teacher_of(flags).settings == TeacherSettings(file="t.jsonl", padded=True, longest_tokens=77)
     mistakes = Mistakes()
     check_beside_teacher(flags, mistakes)
-    with pytest.raises(ThreestepError, match="--parallel_thinking lays out paths side by side, and --distill names a"):
+    with pytest.raises(ThreestepError, match="--parallel_thinking lays out paths side by side, but the teacher of"):
         mistakes.raise_if_any()
 
 
@@ -233,7 +233,7 @@ def test_what_is_compared_and_what_is_refused(folders):
     guest = open_teacher(settings, policy, load_under)
     assert guest.coefficient == 0.3 and not guest.covers_all
     assert guest.compare.__self__.vocabulary == 64  # of both
-    with pytest.raises(ThreestepError, match="--teacher_top_k 64 expects less than the vocabulary of 64 tokens"):
+    with pytest.raises(ThreestepError, match="--teacher_top_k 64 must be less than the vocabulary of 64 tokens"):
         open_teacher(TeacherSettings(name, compared=DivergenceSettings(top_k=64)), policy, load_under)
     with pytest.raises(
         ThreestepError, match="the logits of .*capped .Gemma2ForCausalLM. do not come from one linear layer"

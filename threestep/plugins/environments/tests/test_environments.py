@@ -219,7 +219,7 @@ def test_an_installed_environment_is_named_alone(install):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("Mase", "which are Gone, Maze, Number, got 'Mase'; did you mean 'Maze'?"),
+        ("Mase", "environment (Gone, Maze, Number), got 'Mase'; did you mean 'Maze'?"),
         ("Number", "expects a class, got 'Number', which is int"),
         ("Gone", "'packaged_mazes:Away' does not load: AttributeError"),
         ("here:Maze", "expects FILE.py:NAME, a Python file and a name in it, got 'here:Maze'"),

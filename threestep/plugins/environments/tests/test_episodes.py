@@ -145,7 +145,7 @@ def test_conversations_do_not_wait_for_each_other(caller):
         (([USER], 0.0, 1), "step must return True or False as done, got 1"),
         (([USER], 0.0, False, {"a": "b"}), "step must return figures as finite numbers by name, got"),
         (([USER], 0.0, False, {None: 1.0, "a": 1.0}), "step must return figures as finite numbers by name"),
-        (("text", 0.0), "step expects a list of messages, got str"),
+        (("text", 0.0), "step must return a list of messages, got str"),
         (
             ([{"role": "assistant", "content": ""}],),
             "step must return messages with a role among system, developer, user",

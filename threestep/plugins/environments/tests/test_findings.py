@@ -93,7 +93,7 @@ def test_each_fault_is_found(checked, name, question, words):
 def test_rewards_and_lengths_are_within_bounds(checked):
     (finding,) = [each for each in checked("Sound", reward_range=(0, 1)).findings if each.name == "rewards"]
     assert finding.state == WRONG
-    assert "from -0.3 to 1, 2 different values; expected from 0 to 1" in finding.sentence
+    assert "from -0.3 to 1 per conversation, 2 different values; expected from 0 to 1" in finding.sentence
     found = checked("Sound", turns=2)
     (length,) = [each for each in found.findings if each.name == "length"]
     assert length.sentence.startswith("1 to 2 turns")

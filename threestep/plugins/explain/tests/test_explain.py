@@ -289,7 +289,7 @@ def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
     assert len(pandas.read_parquet(tmp_path / "out" / "tokens.parquet")) == len(_step("policy").tensor("token_ids"))
     with pytest.raises(ThreestepError, match="of one step; leave them out"):
         main([*own, "--step", "3"])
-    with pytest.raises(ThreestepError, match="is no folder"):
+    with pytest.raises(ThreestepError, match="is not a folder"):
         main([str(tmp_path / "nothing"), "--step", "3"])
 
 

@@ -71,8 +71,8 @@ def test_settings_stand_behind_commas(address, read):
     ("address", "message"),
     [
         ("hub:rows", "expected hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], got 'rows'"),
-        ("hub:own/rows?split=train", "got 'own/rows?split=train' for the name"),
-        ("hub:own/rows,splits=train", "expected config, split, eval_split, revision behind the name, got 'splits'; di"),
+        ("hub:own/rows?split=train", "got 'own/rows?split=train' as the name"),
+        ("hub:own/rows,splits=train", "expected config, split, eval_split, revision after the name, got 'splits'; di"),
         ("hub:own/rows,split=", "expected one value for split, got none"),
         ("hub:own/rows,split=a,split=b", "expected one value for split, got two"),
         ("hub:own/rows,eval_split=b", "eval_split also needs a split to train on; add split=NAME"),

@@ -130,7 +130,7 @@ def test_answers_become_text(value, text):
 def test_long_answers_are_cut_and_what_cannot_be_encoded_is_mended():
     text, was_cut, was_mended = bounded("a" * 500_000 + "b" * 500_000, 200)
     assert len(text) <= 200 and was_cut and not was_mended
-    assert text.startswith("aaaa") and text.endswith("bbbb") and "cut: all 1,000,000 characters" in text
+    assert text.startswith("aaaa") and text.endswith("bbbb") and "cut: the whole text has 1,000,000 characters" in text
     assert bounded("a" * 200, 200) == ("a" * 200, False, False)
     for limit in range(1, 120):
         assert len(bounded("x" * 10_000, limit).text) <= limit
@@ -154,7 +154,9 @@ async def alarmed_later():
 
 @pytest.mark.parametrize("call", [alarmed, alarmed_later])
 def test_an_alarm_is_an_error_though_the_function_catches_it(caller, call):
-    with pytest.raises(ThreestepError, match=r"limits time by signals \(signal.signal\), which only the main thread"):
+    with pytest.raises(
+        ThreestepError, match=r"time limit with signals \(signal.signal\), which works only in the main"
+    ):
         outcome_of(caller, call)
 
 

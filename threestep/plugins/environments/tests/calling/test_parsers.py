@@ -134,7 +134,9 @@ def test_auto_reads_the_form_from_the_template(form):
     ],
 )
 def test_auto_refuses_to_guess(template, got):
-    with pytest.raises(ThreestepError, match=f"--tool_parser auto expects a chat template .*, got {got}; name the"):
+    with pytest.raises(
+        ThreestepError, match=f"--tool_parser auto expects a chat template .*, but found {got}; name the"
+    ):
         parser_of("auto", template)
     with pytest.raises(ThreestepError, match="--tool_parser expects auto, hermes.*got 'herms'; did you mean 'hermes'?"):
         parser_of("herms", template)
