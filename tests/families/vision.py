@@ -144,7 +144,7 @@ def seen(
     has_it = [any(image.key == key for image in one.segments[0].tokens.media) for part in sequences for one in part]
     is_own_M = torch.tensor([has_it[index] for index in rows.sequence_M.tolist()])
     if not bool((moved_M[is_own_M] > 1e-4).all()):
-        return Answer(f"{question}.seen", WRONG, None, "another image changes nothing that it computes")
+        return Answer(f"{question}.seen", WRONG, None, "replacing an image changes nothing that it computes")
     return compared(f"{question}.others", float(moved_M[~is_own_M].max()), TOLERANCE)
 
 

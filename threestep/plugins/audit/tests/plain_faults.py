@@ -500,7 +500,7 @@ FAULTS = (
     _fault("marked", "no point", "loss", "reference point is left out", point_of_loss=lambda self: 0.0),
     _fault("marked", "marks swapped", "loss", "swapped",
            marked_losses=lambda self, own, good_S: PlainTrainer.marked_losses(self, own, ~good_S)),
-    _fault("marked", "equal weights", "loss", "weigh alike",
+    _fault("marked", "equal weights", "loss", "have equal weights",
            uses={"desirable_weight": 1.0, "undesirable_weight": 1.0}),
     _fault("reward", "pairs swapped", "pair_losses", "swapped",
            reward_losses=lambda self, one, other, margins_Q: PlainTrainer.reward_losses(self, other, one, margins_Q)),

@@ -79,7 +79,7 @@ def test_verify_reads_every_byte(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         run(capsys, "verify", folder)
     lines = capsys.readouterr().out.splitlines()
-    assert ended.value.code == 1 and lines[-1].startswith("1 of 3 damaged: run with --rebuild_cache")
+    assert ended.value.code == 1 and lines[-1].startswith("1 of 3 builds are damaged: run with --rebuild_cache")
     assert sum("train.arrow does not match the checksum in its manifest" in line for line in lines) == 1
     assert sum(line.endswith("  sound") for line in lines) == 2
 
@@ -184,4 +184,4 @@ def test_the_program_by_its_command_line(folder):
     done = subprocess.run([*command, "list", "--data_output_path", str(folder)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("phase1-") == 3 and done.stderr == ""
     done = subprocess.run([*command, "prune", "--data_output_path", str(folder)], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: prune expects") and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.startswith("error: prune needs") and done.stderr.count("\n") == 1

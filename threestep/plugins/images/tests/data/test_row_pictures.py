@@ -166,7 +166,7 @@ def test_a_family_that_reads_several_pictures_in_another_way_takes_one_a_row(bui
 
 def test_the_start_compares_with_the_familys_own_processor(readers):
     for family, (tokenizer, reader) in readers.items():
-        assert "compared with" in reader.sentence and family.split("_")[0][:5] in reader.sentence.lower()
+        assert "checked against" in reader.sentence and family.split("_")[0][:5] in reader.sentence.lower()
         assert reader.text_of(RED, "here").tokens > 0
         wrong, other = reader_of(family, tokenizer), replace(reader.text_of(RED, "here"), text="<image>")
         wrong.family = replace(wrong.family, read=lambda features, other=other: other)

@@ -93,7 +93,7 @@ def test_pictures_of_pil_and_paths_without_a_folder():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("https://example.org/a.png", "got the address 'https://example.org/a.png'; no address is fetched"),
+        ("https://example.org/a.png", "got the address 'https://example.org/a.png'; addresses are fetched only"),
         ("data:image/png;base64", "expected data:image/...;base64,..., got 'data:image/png;base64' without a comma"),
         ("data:text/html,hi", "expected a picture, got a data URL of the type 'text/html'"),
         ("data:image/png;base64,AAAAA", "expected a picture in base64, but it cannot be decoded"),
@@ -107,7 +107,7 @@ def test_pictures_of_pil_and_paths_without_a_folder():
         ("link.png", "is a link to a place outside the data's folder"),
         ("round.png", "cannot be read"),
         ("none.png", "cannot be read: No such file or directory"),
-        ("pipe", "expected a file, got 'pipe', which is none"),
+        ("pipe", "expected a file, but 'pipe' is not a file"),
         ("a\0b.png", "expected a path, got"),
         ("x" * 5000, "cannot be read"),
         ("", "expected a path, got ''"),
@@ -304,7 +304,7 @@ def test_a_picture_is_fetched_from_the_address_that_was_checked_and_a_slow_answe
         ("ftp://a.org/x", "expected an https:// address"),
         ("https://a.org/a b", "percent-encoded"),
         ("https://[::1", "expected an address, got"),
-        ("https://nowhere/x", "the host 'nowhere' is not found"),
+        ("https://nowhere/x", "the host 'nowhere' was not found"),
         *((f"https://{host}/x", f"the host '{host}' has the address {HOSTS[host][-1]}, which is not public")
           for host in HOSTS if host != "a.org"),
     ],

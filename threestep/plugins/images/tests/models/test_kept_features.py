@@ -107,7 +107,7 @@ def test_a_model_whose_tower_may_change_or_draws_keeps_nothing():
     family.model.config.vision_config.attention_dropout = 0.1
     assert open_feature_reader(family.model, pixels) == "its vision tower has dropout"
     next(family.tower.parameters()).ds_id = 1  # as ZeRO-3 marks what is in shards
-    assert "in shards" in open_feature_reader(family.model, pixels)
+    assert "is sharded" in open_feature_reader(family.model, pixels)
 
 
 def test_features_made_of_a_picture_do_not_depend_on_the_others_of_its_micro_batch():
@@ -201,7 +201,7 @@ def test_a_model_with_another_tower_reads_pixels_and_gives_its_own_numbers():
         kept, said = opened(images, actor, reference, scorer)
         found_B = ScalarModel(scorer)(kept.loaded(packed_rows([[one] for one in images.examples], 0)))
     assert said[0].startswith("the reward model reads pixels instead of kept features: its vision tower or proj")
-    assert said[1].endswith("are kept for: actor, reference")
+    assert said[1].endswith("of picture features for: actor, reference")
     assert torch.equal(found_B, plain_B)
 
 
@@ -248,7 +248,7 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
     roles.readers = {"actor": roles.readers["actor"], "critic": (critic, ScalarModel(critic))}
     said: list[str] = []
     kept: Any = with_kept_media(images, 1, roles, lambda text, is_main: said.append(text))
-    assert said[-1].endswith("are kept for: actor, critic")
+    assert said[-1].endswith("of picture features for: actor, critic")
     ran: list[int] = []
     actor.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
     critic.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)

@@ -86,7 +86,7 @@ def test_an_image_that_moves_another_document_or_nothing_is_found(family, read):
         "an image changes what it computes for another document"
     )
     assert own.with_media.why_not(lambda rows: numbers_M, CPU, None) == (
-        "another image changes nothing that it computes"
+        "replacing an image changes nothing that it computes"
     )
 
 

@@ -135,7 +135,7 @@ def test_it_is_checked_on_images_before_it_trains(made):
     assert reason.startswith("rows with images differ by 0.0001 ")
     constant_B = own.with_media.numbers_M.float()
     assert own.with_media.why_not(lambda rows: constant_B, CPU, None) == (
-        "another image changes nothing that it computes"
+        "replacing an image changes nothing that it computes"
     )
 
 

@@ -110,7 +110,7 @@ def test_examples_are_the_shortest_rows_with_different_images():
 
 
 def test_a_flag_that_does_not_go_with_images_is_refused():
-    said = "^--neftune_alpha 5.0 does not go with rows that have images: noise .*; use 0$"
+    said = "^--neftune_alpha 5.0 does not work with rows that have images: noise .*; use 0$"
     with pytest.raises(ThreestepError, match=said):
         check_beside_images({"neftune_alpha": 5.0})
     check_beside_images({"neftune_alpha": 0.0})
