@@ -21,6 +21,7 @@ from training.utils.base.console import log_on_main, typed_command
 from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
+from training.utils.base.user_files import named_object
 from training.utils.flags.flags import (
     AUTO,
     MAY_CHANGE,
@@ -35,7 +36,7 @@ from training.utils.flags.flags import (
     note_mistakes,
 )
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
-from training.utils.plugins.registry import owner_sentence, read_other_names
+from training.utils.plugins.registry import added, owner_sentence, read_other_names
 
 _SWITCHED = {"true": True, "false": False}
 _TRUTHS = {
@@ -132,6 +133,15 @@ class _GroupsParser(argparse.ArgumentParser):
             off = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
             self.add_argument(*off, action="store_false", dest=field.name)
 
+    def read_model_files(self, values: argparse.Namespace) -> None:
+        """Put folders in the place of models in files that plugins read (`model_files`)."""
+        for name, field in self._fields.items():
+            given = getattr(values, name)
+            if given and field.metadata.get(UNIT) in ("model", "tokenizer"):
+                for as_folder in map(named_object, added("model_files", ()).values()):
+                    given = [as_folder(each) for each in given] if isinstance(given, list) else as_folder(given)
+                setattr(values, name, given)
+
 
 def _reader(field: dataclasses.Field, kind: type) -> Callable[[str], Any]:
     """Return what reads a word as the value of a flag; argparse names its ArgumentTypeError."""
@@ -208,9 +218,9 @@ def parse_arguments(
             parser.error(f"'{word}': '--' is not a value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
     _refuse_unknown_flags(unknown, parser, _read_as_others(old_flags))
-    instances = tuple(_instance(group, namespace) for group in groups)
-    _check(instances)
-    return instances
+    _check(tuple(_instance(group, namespace) for group in groups))
+    parser.read_model_files(namespace)
+    return tuple(_instance(group, namespace) for group in groups)
 
 
 def _check(instances: Sequence[Any]) -> None:

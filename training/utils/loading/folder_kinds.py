@@ -16,7 +16,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
 from training.utils.base.storage import parse_json
 from training.utils.loading.weight_files import GivenAdapter, check_entries, find_adapter, read_header, weight_files
-from training.utils.plugins.registry import added
+from training.utils.plugins.registry import added, owner_sentence
 
 _GENERATION = "generation_config.json"
 _MOST_LEVELS = 100  # of a configuration's JSON; Python copies and compares some three times as many
@@ -181,16 +181,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _of_file(path: Path) -> str:
-    if path.suffix == ".gguf":
-        return _gguf(path)
-    return f"expected a model folder, got the file '{path}'; give its folder, '{path.parent}'"
-
-
-def _gguf(path: Path) -> str:
-    return (
-        f"'{path}' is a GGUF file, with (usually quantized) weights for llama.cpp; give the model folder with the "
-        "safetensors it was made from"
-    )
+    remedy = owner_sentence("model_files", path.suffix) or f"; give its folder, '{path.parent}'"
+    return f"expected a model folder, got the file '{path}'{remedy}"
 
 
 def _without_config(folder: Path) -> str:
@@ -205,8 +197,6 @@ def _without_config(folder: Path) -> str:
             f"'{folder}' is a checkpoint, or a folder of them, not a model folder; make one: threestep export "
             f"{checkpoint} OUT"
         )
-    if ggufs := sorted(folder.glob("*.gguf")):
-        return _gguf(ggufs[0])
     weights = [*sorted(folder.glob("*.safetensors")), *_pickles(folder)]
     if (folder / "params.json").is_file() and weights:
         return (
@@ -241,8 +231,6 @@ def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
             f"'{folder}' holds pickled weights ({pickles[0].name}), which may run code when they are read; expected "
             f"safetensors; if you trust them, convert them: {resaving_command(folder, config.get('architectures'))}"
         )
-    if ggufs := sorted(folder.glob("*.gguf")):
-        return _gguf(ggufs[0])
     if (folder / "zero_to_fp32.py").is_file():
         return (
             f"'{folder}' holds a checkpoint of DeepSpeed and no safetensors; join its shards: python "

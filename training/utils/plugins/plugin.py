@@ -249,7 +249,7 @@ rollout_engines decode_loops rollout_sources trackers data_sources row_forms rew
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
 row_stores run_courses learnt_beside sft_regularizers prompt_sources advantages preference_losses corrections
-engine_configs conversions captured_steps
+engine_configs conversions captured_steps model_files
 """.split()
 )
 
@@ -277,6 +277,8 @@ class Plugin(NamedTuple):
             register themselves; by the beginning of names where that ends with a colon
         `row_stores`: addresses of `RowStore` classes (`data.files.readers`), by the word before the colon of a
             --data_path, such as `hub`: rows in the columns of files that are stored elsewhere
+        `model_files`: addresses of functions (model as it is given) -> its folder, which they make of a file, or the
+            same name; by the endings of the files
         `rewards`: RewardEntry, by names or the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins
