@@ -36,7 +36,7 @@ INSTALL_REQUIRES = [
     "xxhash",  # which datasets needs too
     "pydantic>=2",  # which deepspeed needs too
 ]
-TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "openai", "ruff", "mypy"]
+TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "openai", "gguf", "ruff", "mypy"]
 # The site of the documentation (scripts/docs.sh). Sphinx 9 asks for Python 3.11.
 DOCS_REQUIRES = [f'{name}; python_version >= "3.11"' for name in ("sphinx>=9", "furo", "myst-parser>=5")]
 # What scripts/build_release.sh, scripts/lock.py and the scan for known vulnerabilities run.
@@ -82,6 +82,7 @@ setup(
         "gymnasium": ["gymnasium>=1"],  # environments of its games
         "tinker": ['tinker==0.38.*; python_version >= "3.11"'],  # the Tinker API's messages, and its client
         "harness": ['lm_eval>=0.4.13; python_version >= "3.11"'],  # tasks of lm-evaluation-harness
+        "gguf": ["gguf>=0.19"],  # models in GGUF files
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it
         "notebook": ["nbclient", "ipykernel"],  # executes the notebooks of examples/
         "release": RELEASE_REQUIRES,

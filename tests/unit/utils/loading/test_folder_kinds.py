@@ -64,8 +64,6 @@ def test_folders_that_are_none(load, tmp_path):
         (["model/config.json", "critic/config.json"], "give its model, .*given/model or .*given/critic$"),
         (["params.json", "consolidated.00.pth"], "in its original format .* give its transformers version"),
         (["config.json", "consolidated.safetensors"], "expects model.safetensors, .* got consolidated.safetensors"),
-        (["model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file, .* give the model folder with the safetensors"),
-        (["config.json", "model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file"),
         (["config.json", "pytorch_model.bin"], "pickled weights .pytorch_model.bin., which may run code .*; expected"),
         (["config.json", "weights.pt", "optimizer.pt"], "pickled weights .weights.pt."),
         (["config.json", "model.pth"], "pickled weights .model.pth."),
@@ -86,7 +84,6 @@ PARTS = [f"models/{part}/{file}.json" for part in ("actor", "critic") for file i
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("given/model.gguf", "is a GGUF file"),
         ("given/model.safetensors", "expected a model folder, got the file .*; give its folder, '.*'"),
         # A checkpoint of ours names the export.
         ("run/checkpoints", "threestep export .*/run "),
@@ -96,7 +93,7 @@ PARTS = [f"models/{part}/{file}.json" for part in ("actor", "critic") for file i
     ],
 )
 def test_a_file_or_a_checkpoint_for_a_folder(tmp_path, given, words):
-    folder_of(tmp_path / "given", "model.gguf", "model.safetensors")
+    folder_of(tmp_path / "given", "model.safetensors")
     folder_of(tmp_path / "run/checkpoints/step_000100", "manifest.json", *PARTS)
     with pytest.raises(ThreestepError, match=words):
         check_model_folder(str(tmp_path / given))
