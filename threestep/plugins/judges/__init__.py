@@ -12,7 +12,7 @@ _HTTP = RewardEntry(
 
 PLUGIN = Plugin(
     "judges",
-    "rewards that ask a service: judges, reward models behind HTTP",
+    "rewards from a service: judges and reward models behind HTTP",
     needs=("serving",),
     tables={
         "rewards": {
@@ -21,7 +21,7 @@ PLUGIN = Plugin(
                 name=f"{__name__}.names:judge_name",
                 check=f"{__name__}.judge:check_entry",
                 form="judge:FILE.yaml",
-                note="a language model by a rubric",
+                note="a language model with a rubric",
             ),
             "http:": _HTTP,
             "https://": _HTTP,

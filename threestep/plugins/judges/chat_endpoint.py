@@ -65,13 +65,13 @@ def _verdict(answer: Any, reads: Callable[[str], float | None], counts: bool) ->
     usage = answer.get("usage") if isinstance(answer, dict) else None
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     if counts and type(tokens) is not int:
-        raise FailedRequest("most_tokens expects the field usage in replies, and there is none", is_final=True)
+        raise FailedRequest("most_tokens needs the field 'usage' in replies, but this reply has none", is_final=True)
     tokens = tokens if type(tokens) is int else 0
     try:
         choice = answer["choices"][0]
         text = choice["message"]["content"]
     except (LookupError, TypeError) as problem:
-        raise FailedRequest(f"the answer has no choices: {cut_fault(str(answer))}", tokens=tokens) from problem
+        raise FailedRequest(f"the reply has no choices: {cut_fault(str(answer))}", tokens=tokens) from problem
     value = reads(text) if isinstance(text, str) else None
     if value is None:
         end = " (cut at max_tokens)" if choice.get("finish_reason") == "length" else ""

@@ -157,7 +157,7 @@ def judge_reward(given: str, name: str, flag: str = "--reward") -> JudgeReward:
     rubric.check(where, mistakes)
     mistakes.require(judge.max_tokens is None or judge.max_tokens >= 1, f"{where}: max_tokens expects 1 or more")
     taken = [field for field in ("messages", "model", "stream", "n") if field in judge.fields]
-    mistakes.require(not taken, f"{where}: fields has {', '.join(taken)}, which the judge sets itself; leave it out")
+    mistakes.require(not taken, f"{where}: fields must not contain {', '.join(taken)}, which the judge sets itself")
     mistakes.raise_if_any()
     return JudgeReward(name, where, judge, rubric, asking=asking)
 

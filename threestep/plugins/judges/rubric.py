@@ -83,7 +83,7 @@ class RubricSettings:
         """Note what is wrong with these settings, which stand in `where`."""
         mistakes.require_one_of(f"{where}: form", self.form, FORMS)
         mistakes.require_one_of(f"{where}: against", self.against, AGAINST)
-        mistakes.require(bool(self.rubric.strip()), f"{where}: rubric expects the criteria, got nothing")
+        mistakes.require(bool(self.rubric.strip()), f"{where}: rubric is empty; write the criteria there")
         lowest, highest = self.ends
         numbers = [type(end) in (int, float) for end in self.scale or (lowest, highest)]
         is_scale = len(numbers) == 2 and all(numbers) and lowest < highest
@@ -91,12 +91,13 @@ class RubricSettings:
         is_pairwise = self.form == PAIRWISE
         mistakes.require(
             is_pairwise or (self.against == GROUP and self.opponents is None),
-            f"{where}: against and opponents are of form: pairwise, and this one is {self.form}; leave them out",
+            f"{where}: against and opponents need form: pairwise, but form is {self.form}; remove them",
         )
-        mistakes.require(not is_pairwise or self.scale is None, f"{where}: scale is for form: pointwise; leave it out")
+        mistakes.require(not is_pairwise or self.scale is None, f"{where}: scale needs form: pointwise; remove it")
         mistakes.require(
             self.opponents is None or (self.opponents >= 1 and self.against == GROUP),
-            f"{where}: opponents expects 1 or more, and against: group, got {self.opponents} and {self.against}",
+            f"{where}: opponents must be 1 or more and needs against: {GROUP}, but opponents is {self.opponents} and "
+            f"against is {self.against}",
         )
         if self.question is not None and self.form in _FIELDS:
             self._check_question(self.question, where, mistakes)
@@ -106,11 +107,11 @@ class RubricSettings:
         unknown = sorted(named - {*needed, *_MORE_FIELDS})
         mistakes.require(
             not unknown,
-            f"{where}: question has {{{', '.join(unknown)}}}, which stands for nothing; it may have "
+            f"{where}: question has the unknown field {{{', '.join(unknown)}}}; it can use "
             f"{', '.join(f'{{{name}}}' for name in (*needed, *_MORE_FIELDS[:-1]))}",
         )
         lacking = [f"{{{name}}}" for name in needed if name not in named]
-        mistakes.require(not lacking, f"{where}: question expects {' and '.join(lacking)}, and has none; add it")
+        mistakes.require(not lacking, f"{where}: question must contain {' and '.join(lacking)}")
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -48,8 +48,7 @@ class AskedRule(OpenedRule):
         key = given_key(settings.key_file, variable or self._own_variable, f"{self._where}: key_file")
         if key is None and variable is not None:
             raise ThreestepError(
-                f"{self._where}: key_variable expects the key in {variable}, which is not in the environment; export "
-                f"{variable}=..."
+                f"{self._where}: key_variable reads the key from {variable}, which is not set; export {variable}=..."
             )
         return key
 

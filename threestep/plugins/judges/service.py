@@ -40,8 +40,8 @@ class _Budget:
             ):
                 if left is not None and left <= 0:
                     raise FailedRequest(
-                        f"the budget of {most:,} {what} is spent (most_{what} of '{name}', shared by the ranks); "
-                        "raise it and resume the run: verdicts so far are in its log",
+                        f"the budget of {most:,} {what} is used up (most_{what} of '{name}', shared by the ranks); "
+                        "raise it and resume the run, which keeps the verdicts so far",
                         is_final=True,
                     )
             if self.requests is not None:
@@ -86,9 +86,9 @@ class AskedService:
             new = {key: question for key, question in zip(keys, questions, strict=True) if key not in self._verdicts}
             if new and self.replays:
                 raise ThreestepError(
-                    f"--reward_replay {self._verdicts.replays} has no verdict of the reward '{self.name}' for "
-                    f"{next(iter(new.values())).shown}: this run differs from the one that asked; give the same "
-                    "flags, data, seed, settings of the reward and number of ranks"
+                    f"--reward_replay {self._verdicts.replays} has no verdict from the reward '{self.name}' for "
+                    f"{next(iter(new.values())).shown}; this run differs from the recorded one: use the same flags, "
+                    "data, seed, reward settings and number of ranks"
                 )
             if new:
                 self._ask(list(new.values()), send)

@@ -27,9 +27,9 @@ def read_settings(path: str, where: str) -> dict[str, Any]:
         given = parse_yaml(Path(path).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "it is not text"
-        raise ThreestepError(f"{where} expects a YAML file, got: {reason}; give another path") from problem
+        raise ThreestepError(f"{where}: cannot read the YAML file ({reason}); give another path") from problem
     except Exception as problem:  # yaml has many
-        raise ThreestepError(f"{where} expects YAML: {' '.join(str(problem).split()):.200}") from problem
+        raise ThreestepError(f"{where} is not valid YAML: {' '.join(str(problem).split()):.200}") from problem
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise ThreestepError(f"{where} expects settings as NAME: VALUE, got {type(given).__name__}")
     return given
@@ -43,7 +43,7 @@ def settings_from(given: Mapping[str, Any], where: str, *kinds: type[Any]) -> li
     unknown = set(given) - set(known)  # one of them may be what seems to be missing
     for name, value in given.items():
         if name not in known:
-            hint = "; keep the key in a file or an environment variable, and name it with key_file or key_variable"
+            hint = "; put the key in a file (key_file) or an environment variable (key_variable)"
             near = hint if name in ("key", "api_key") else nearest_names(name, known)
             mistakes.add(f"{where}: unknown setting '{name}'{near or '; it may have ' + ', '.join(known)}")
         else:
@@ -51,7 +51,7 @@ def settings_from(given: Mapping[str, Any], where: str, *kinds: type[Any]) -> li
     for name, field in known.items():
         mistakes.require(
             field.default is not MISSING or field.default_factory is not MISSING or name in given or bool(unknown),
-            f"{where} expects {name}, and has none; add it",
+            f"{where} has no setting '{name}'; add it",
         )
     mistakes.raise_if_any()
     return [kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given}) for kind in kinds]

@@ -69,8 +69,8 @@ class Verdicts:
             self._read(replays, name, rank, is_own=False)
             if not self._values:
                 raise ThreestepError(
-                    f"--reward_replay {replays} holds no verdicts of the reward '{name}': expected "
-                    f"{name}.rank0.jsonl; give the folder of the run that asked, and name the reward as there"
+                    f"--reward_replay {replays} has no verdicts from the reward '{name}' ({name}.rank0.jsonl); "
+                    "give the folder of the recorded run, and name the reward as in that run"
                 )
 
     def __contains__(self, key: str) -> bool:
@@ -130,8 +130,7 @@ def folder_of_replay(given: str | Path) -> Path:
     found = inside if inside.is_dir() else path
     if not found.is_dir():
         raise ThreestepError(
-            f"--reward_replay expects the folder of a run that asked a judge or a server, got '{given}', which is no "
-            "folder"
+            f"--reward_replay expects the folder of a run that used a judge or a server, but '{given}' is not a folder"
         )
     return found
 

@@ -14,9 +14,9 @@ PLUGIN = Plugin(
             ),
             "flex_attention": AttentionEntry(f"{__name__}.kernels:FlexKernel", by_auto=True),
             "flash_attention_2": AttentionEntry(
-                f"{__name__}.kernels:FlashKernel", ", if installed, packs but cannot share prompts"
+                f"{__name__}.kernels:FlashKernel", " (if installed) packs rows but cannot share prompts"
             ),
-            "flash_attention_3": AttentionEntry(f"{__name__}.kernels:FlashKernel", " likewise"),
+            "flash_attention_3": AttentionEntry(f"{__name__}.kernels:FlashKernel", " does the same"),
         },
     },
 )

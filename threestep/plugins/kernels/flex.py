@@ -146,8 +146,8 @@ class FlexAttention:
         except FailOnRecompileLimitHit:
             if not self._has_logged:
                 log_on_main(
-                    "warning: flex_attention runs unfused from here on for some models, slow and with all scores of "
-                    f"a row: more than {torch._dynamo.config.recompile_limit} kinds of attention were to be compiled; "
+                    "warning: flex_attention now runs unfused for some models, which is slow and stores all scores of "
+                    f"a row: more than {torch._dynamo.config.recompile_limit} kinds of attention need compiling; "
                     "use --attn_implementation sdpa"
                 )
                 self._has_logged = True

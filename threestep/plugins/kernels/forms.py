@@ -136,7 +136,7 @@ def why_not_the_mask(form: str, shape: tuple[int, int, int], dtype: torch.dtype,
     for name, got, wanted in zip(names, read[form], read[SDPA], strict=True):
         share = float((got - wanted).abs().max() / wanted.abs().max())
         if not share <= LARGEST_SHARE:
-            return f"its {name} here are off by {share:.2g} of the largest that a dense mask gives"
+            return f"its {name} differ here by {share:.2g} of the largest value with a dense mask"
     return None
 
 
@@ -173,10 +173,10 @@ def _timed(rows: TokenRows, model: PreTrainedModel) -> str:
     )
     times = ", ".join(f"{form} {1000 * each:.2f} ms" for form, each in seconds.items())
     if form_of_model != SDPA and not fits:
-        times += f"; sdpa was not timed: its dense mask has {count * width**2 / 1e9:.2g} billion pairs"
+        times += f"; sdpa was not timed because its dense mask has {count * width**2 / 1e9:.2g} billion entries"
     faster = form_of_model in seconds and min(seconds.values()) < seconds[form_of_model]
-    advice = "; --attn_implementation sdpa is the faster one here" if faster else ""
-    return f"attention of {count} x {width:,} tokens, forward and backward of one layer: {times}{advice}"
+    advice = "; --attn_implementation sdpa is faster here" if faster else ""
+    return f"attention over {count} x {width:,} tokens, forward and backward of one layer: {times}{advice}"
 
 
 def _wait(device: torch.device) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class VarlenKernel(AttentionKernel):
     """The runs of rows by their lengths, and which keys each has (`varlen`)."""
 
-    why = "torch's kernel for runs of several lengths, without a mask"
+    why = "torch's kernel for sequences of different lengths, without a mask"
     of_transformers = False
     shares_prompts = True
     takes_media = True
@@ -36,20 +36,20 @@ class VarlenKernel(AttentionKernel):
     def why_not(self, model: PreTrainedModel, dropout: float | None) -> str | None:
         missing = why_no_kernel()
         if missing is not None or torch.version.hip is not None:
-            return missing or "its kernel was not tried on ROCm"
+            return missing or "its kernel is untested on ROCm"
         if not getattr(model, "_supports_attention_backend", False):
-            return "the family hands no keyword arguments on to attention"
+            return "the family passes no keyword arguments to attention"
         if model.dtype not in (torch.bfloat16, torch.float16):
             dtype = str(model.dtype).removeprefix("torch.")
-            return f"its kernel computes in bf16 and fp16, and the model is in {dtype}"
+            return f"its kernel needs bf16 or fp16, but the model is in {dtype}"
         if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
-            return "its kernel needs a GPU of compute capability 8.0 or newer (Ampere)"
+            return "its kernel needs a GPU with compute capability 8.0 or higher (Ampere)"
         call = call_of(model, dropout)
         if call.head_sizes[0] > LARGEST_HEAD:
-            return f"its kernel takes heads of {LARGEST_HEAD} at most, and the model's have {call.head_sizes[0]}"
+            return f"its kernel supports head sizes up to {LARGEST_HEAD}, but the model's is {call.head_sizes[0]}"
         if call.dropout:
-            return f"its kernel has no dropout, and the model's attention has {call.dropout:g}"
-        return f"its kernel takes no {call.changes[0]}, which the family gives it" if call.changes else None
+            return f"its kernel does not support dropout, but the model's attention uses {call.dropout:g}"
+        return f"its kernel does not support {call.changes[0]}, which the family uses" if call.changes else None
 
     def use(self, model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
         use_varlen_attention(model)
@@ -75,28 +75,28 @@ class VarlenKernel(AttentionKernel):
 class FlexKernel(AttentionKernel):
     """Compiled: masked blocks are skipped, also between responses that share a prompt."""
 
-    why = "compiled, masked blocks are skipped"
+    why = "compiled, with masked blocks skipped"
     of_transformers = True
     shares_prompts = True
     takes_media = False
 
     def why_not(self, model: PreTrainedModel, dropout: float | None) -> str | None:
         if not getattr(model, "_supports_flex_attn", False):
-            return "transformers gives the family no FlexAttention"
+            return "transformers has no FlexAttention for this family"
         call = call_of(model, dropout)
         if call.head_sizes[1] == 0:
-            return "the family does not ask for attention by transformers' interface"
+            return "the family does not call attention through transformers' interface"
         if call.head_sizes[1] < 16:
-            return f"its kernel takes heads of 16 at least, and the model's have {call.head_sizes[1]}"
+            return f"its kernel needs a head size of at least 16, but the model's is {call.head_sizes[1]}"
         if call.dropout:
-            return f"it has no dropout, and the model's attention has {call.dropout:g}"
+            return f"it does not support dropout, but the model's attention uses {call.dropout:g}"
         # transformers' SDPA, by which the model was measured, leaves a soft cap out; FlexAttention would bring it back.
-        return f"with it {call.changes[0]}, which the family gives, would count" if call.changes else None
+        return f"it would apply the family's {call.changes[0]}, which sdpa ignores" if call.changes else None
 
     def why_not_here(self) -> str | None:
         from torch.utils._triton import has_triton
 
-        return None if has_triton() else "Triton, which compiles it, cannot be used here"
+        return None if has_triton() else "Triton, which compiles it, is not available here"
 
     def use(self, model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
         if text_attention(model) != FLEX:
@@ -126,7 +126,7 @@ class FlashKernel(AttentionKernel):
     """Only where it is named: all rows as one, with cumulative lengths in the place of a mask. Responses that share a
     prompt would see each other. The model was loaded with it."""
 
-    why = "FlashAttention, by lengths of documents"
+    why = "FlashAttention with document lengths"
     of_transformers = True
     shares_prompts = False
     takes_media = False
@@ -150,8 +150,8 @@ def cumulative_lengths(rows: TokenRows) -> tuple[torch.Tensor, int]:
         own = torch.eye(visible_NSS.shape[1], dtype=torch.bool, device=visible_NSS.device)
         if bool((visible_NSS & ~own).any()):
             raise ThreestepError(
-                "cumulative lengths cannot express that responses share a prompt; use the attention implementation "
-                "sdpa or flex_attention"
+                "FlashAttention's cumulative lengths cannot express responses that share a prompt; use "
+                "--attn_implementation sdpa or flex_attention"
             )
     begins_NT = functional.pad(rows.segment_ids_NT.diff(dim=1) != 0, (1, 0), value=True)
     begins = functional.pad(begins_NT.flatten(), (0, 1), value=True)

@@ -49,7 +49,7 @@ def why_no_kernel() -> str | None:
     except ImportError:
         return f"torch {torch.__version__} has no torch.nn.attention.varlen"
     if not {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys():
-        return f"varlen_attn of torch {torch.__version__} takes no scale and no window"
+        return f"varlen_attn in torch {torch.__version__} lacks the scale and window_size arguments"
     return None
 
 
@@ -93,7 +93,7 @@ class VarlenAttention:
         if changes or dropout:
             what = changes[0] if changes else f"dropout of {dropout:g}"
             raise ThreestepError(
-                f"attention by {VARLEN} takes no {what}, which {type(module).__name__} gives it; use "
+                f"{VARLEN} attention does not support {what}, which {type(module).__name__} uses; use "
                 "--attn_implementation sdpa"
             )
         count, heads, width, size = query_NATD.shape

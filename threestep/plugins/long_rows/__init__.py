@@ -6,7 +6,7 @@ _FLAG = ("sequence_parallel_size",)
 
 PLUGIN = Plugin(
     "long_rows",
-    "rows over several ranks, in every step",
+    "rows split across several ranks, in every step",
     flags={EVERY_STEP: (f"{__name__}.arguments:LongRowsArguments",)},
     tables={
         "row_sharing": dict.fromkeys(_FLAG, f"{__name__}.sharing:asked"),

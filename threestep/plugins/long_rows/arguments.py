@@ -18,9 +18,10 @@ class LongRowsArguments:
 
     sequence_parallel_size: int = flag(
         1,
-        "Ranks that share rows where models read and learn: each computes a slice of every row and, in attention, a "
-        "share of the heads. It divides the ranks and the heads of every model; rows are dealt to ranks / this many "
-        "groups, and in step 3 each rank draws rollouts of its own (threestep/plugins/long_rows/README.md).",
+        "Ranks that share each row in forward and backward passes: each computes a slice of the row and, in attention, "
+        "a share of the heads. The size must divide the number of ranks and the heads of every model. Rows are "
+        "distributed over (ranks / size) groups. In step 3, each rank still generates its own rollouts "
+        "(threestep/plugins/long_rows/README.md).",
         "ranks >= 1",
         may_change=True,
     )

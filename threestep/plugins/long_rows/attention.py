@@ -32,9 +32,8 @@ def slice_attention(name: str) -> None:
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     if function is None:
         raise ThreestepError(
-            f"--sequence_parallel_size needs attention by one of transformers' functions, and '{name}' is the "
-            "family's own; use --attn_implementation sdpa where the family has it, or leave --sequence_parallel_size "
-            "out"
+            f"--sequence_parallel_size needs one of transformers' attention functions, but '{name}' is the family's "
+            "own; use --attn_implementation sdpa if the family has it, or drop --sequence_parallel_size"
         )
     if not isinstance(function, SlicedAttention):
         AttentionInterface.register(name, SlicedAttention(function, takes_mask=not name.startswith("flash")))
@@ -63,8 +62,8 @@ class SlicedAttention:
         for name in _NOT_CUT:
             if others.get(name) is not None:
                 raise ThreestepError(
-                    f"--sequence_parallel_size {group.size}: {type(module).__name__} gives attention a {name}, which "
-                    "is not shared out over ranks; leave --sequence_parallel_size out"
+                    f"--sequence_parallel_size {group.size}: {type(module).__name__} passes {name} to attention, which "
+                    "cannot be split across ranks; drop --sequence_parallel_size"
                 )
         if others.get("s_aux") is not None:  # a sink for each head
             others["s_aux"] = others["s_aux"].chunk(group.size)[group.place]

@@ -38,7 +38,7 @@ def check_beside(mistakes: Mistakes, size: int, others: Mapping[str, bool]) -> N
     for given, asks in others.items():
         mistakes.require(
             size == 1 or not asks,
-            f"{FLAG} {size} cannot go with {given} yet, which reads whole rows on one rank; leave one of them out",
+            f"{FLAG} {size} cannot be combined with {given} yet, which needs whole rows on one rank; drop one of them",
         )
 
 
@@ -52,13 +52,12 @@ def check_model(model: PreTrainedModel, size: int, longest_tokens: int) -> None:
     text_config, name = model.config.get_text_config(), type(model).__name__
     reason = _why_not(model, text_config, longest_tokens)
     if reason is not None:
-        raise ThreestepError(f"{FLAG} {size}: {name} {reason}; leave {FLAG} out, or use another model")
+        raise ThreestepError(f"{FLAG} {size}: {name} {reason}; drop {FLAG}, or use another model")
     heads = int(text_config.num_attention_heads)
     if heads % size:
         divisors = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
         raise ThreestepError(
-            f"{FLAG} expects a divisor of the {heads} attention heads of {name} ({divisors}), got {size}: every rank "
-            "computes as many; give one of these"
+            f"{FLAG} must divide the {heads} attention heads of {name}, got {size}; use one of {divisors}"
         )
 
 
@@ -79,12 +78,12 @@ def _why_not(model: PreTrainedModel, text_config: Any, longest_tokens: int) -> s
 
     convolves = any(isinstance(module, (nn.Conv1d, nn.Conv2d)) for module in language_part(model).modules())
     if getattr(model, "_is_stateful", False) or convolves or not getattr(text_config, "num_attention_heads", None):
-        return "has state-space or convolution layers, which read their neighbours in the row"
+        return "has state-space or convolution layers, which read neighboring tokens of the row"
     others = sorted({*(getattr(text_config, "layer_types", None) or ())} - {*_ATTENTION})
     if others:
-        return f"has layers of {', '.join(others)}, whose rows are not shared out"
+        return f"has {', '.join(others)} layers, whose rows cannot be split"
     if not getattr(model, "_supports_attention_backend", False):
-        return "passes no arguments on to its attention"
+        return "does not pass arguments on to its attention"
     window = getattr(text_config, "sliding_window", None)
     windowed = window is not None and getattr(text_config, "use_sliding_window", True) and window < longest_tokens
     if windowed and longest_tokens**2 > MOST_MASK_BYTES:

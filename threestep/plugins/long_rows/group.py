@@ -37,6 +37,6 @@ class SequenceGroup(RowSharing):
         if ranks % self.size:
             divisors = ", ".join(str(each) for each in range(1, ranks + 1) if ranks % each == 0)
             raise ThreestepError(
-                f"{FLAG} expects a divisor of the {ranks} ranks ({divisors}), got {self.size}: every group has as "
-                "many; give one of these, or start other ranks (--num_ranks)"
+                f"{FLAG} must divide the {ranks} ranks, got {self.size}; use one of {divisors}, or change the number "
+                "of ranks (--num_ranks)"
             )

@@ -164,8 +164,8 @@ def _cut_rows(language_model: torch.nn.Module, args: Any, kwargs: dict[str, Any]
     others = {name for name, value in kwargs.items() if isinstance(value, torch.Tensor)} - {*_CUT_ARGUMENTS}
     if args or others:
         raise ThreestepError(
-            f"--sequence_parallel_size {part.group.size}: {type(language_model).__name__} is given "
-            f"{', '.join(sorted(others)) or 'arguments by their place'} beside its rows, which no rank cuts; leave "
-            "--sequence_parallel_size out"
+            f"--sequence_parallel_size {part.group.size}: {type(language_model).__name__} also receives "
+            f"{', '.join(sorted(others)) or 'positional arguments'}, which cannot be split across ranks; drop "
+            "--sequence_parallel_size"
         )
     return args, given

@@ -6,7 +6,7 @@ _FLAGS = (f"{__name__}.arguments:LoraArguments",)
 
 PLUGIN = Plugin(
     "lora",
-    "LoRA: adapters beside frozen weights, one trunk for actor and critic, and folders with adapters",
+    "LoRA: adapters on frozen weights, one trunk for actor and critic, and adapter folders",
     flags={
         "step1_sft": _FLAGS,
         "step2_reward": _FLAGS,

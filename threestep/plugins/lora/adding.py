@@ -61,7 +61,7 @@ def _add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:
         model.add_adapter(config, adapter_name=ADAPTER)
     except ValueError as problem:
         raise ThreestepError(
-            f"--lora_dim: PEFT makes no adapters for {type(model).__name__} here: {first_line(problem)}; name other "
+            f"--lora_dim: PEFT cannot add adapters to {type(model).__name__} here: {first_line(problem)}; name other "
             "layers with --lora_module_name, or train without LoRA"
         ) from problem
 

@@ -20,17 +20,17 @@ class LoraArguments:
     topic: ClassVar[str] = "lora"
 
     lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", "rank >= 0")
-    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", "number")
+    lora_alpha: float = flag(16.0, "LoRA's alpha; adapters are scaled by alpha / rank.", "number")
     use_rslora: bool = flag(
         False,
-        "LoRA's scale is alpha / sqrt(rank), which higher ranks need to learn as fast (rsLoRA, Kalajdzievski 2023).",
+        "Scale adapters by alpha / sqrt(rank), so that higher ranks learn as fast (rsLoRA, Kalajdzievski 2023).",
     )
     use_dora: bool = flag(
         False,
         "Weight-decomposed adapters: a direction plus a trained magnitude per layer output (DoRA, Liu et al. 2024); "
         "slower than LoRA.",
     )
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1")
+    lora_dropout: float = flag(0.0, "Dropout rate before the adapters.", "0 <= probability < 1")
     lora_module_name: str = flag(
         "all-linear",
         "Linear layers that get adapters: 'all-linear', or comma-separated parts of their names; q_proj$ matches the "
@@ -51,7 +51,7 @@ _ROLES_FLAGS = (
     *flags_of(
         LoraArguments,
         {
-            "lora_learning_rate": "Peak learning rate of the ROLE's adapters; default: the ROLE's.",
+            "lora_learning_rate": "Peak learning rate of the ROLE's adapters; default: the ROLE's learning rate.",
             "lora_dim": {
                 "actor": "Rank of the actor's LoRA adapters; the actor with adapters off serves as the reference. 0 "
                 "trains without adapters.",
@@ -82,8 +82,8 @@ class RolesLoraArguments(make_dataclass("RoleLoraFlags", _ROLES_FLAGS)):  # type
 
     share_trunk: bool = flag(
         False,
-        "With LoRA on both: the critic becomes adapters and a new scalar head on the actor's frozen trunk, so actor, "
-        "reference and critic use the memory of one model.",
+        "With LoRA on both: the critic becomes adapters and a new scalar head on the actor's frozen trunk, so the "
+        "actor, reference and critic need the memory of only one model.",
     )
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -99,5 +99,6 @@ def _check_kinds(mistakes: Mistakes, flags: Any, *dims: int) -> None:
     ):
         mistakes.require(
             not is_given or any(dims),
-            f"{flag_name} {does}, and this run has none; give --lora_dim (step 3: --actor_lora_dim), or leave it out",
+            f"{flag_name} {does}, but this run has none; set --lora_dim (step 3: --actor_lora_dim), or drop "
+            f"{flag_name}",
         )

@@ -22,7 +22,7 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     for name in _REUSE:
         mistakes.require(
             not (flags.settings.get(name) and own.lora_dropout),
-            f"--{name} {_NOISE.format(own.lora_dropout)}; give 0",
+            f"--{name} {_NOISE.format(own.lora_dropout)}; use --lora_dropout 0",
         )
     if own.share_trunk:
         _check_trunk(own, flags, mistakes)
@@ -50,26 +50,26 @@ def _check_trunk(own: RolesLoraArguments, flags: Any, mistakes: Mistakes) -> Non
         dim = getattr(own, f"{role}_lora_dim")
         mistakes.require(
             dim > 0,
-            "--share_trunk trains adapters of actor and critic on one frozen trunk, and "
-            f"--{role}_lora_dim is {dim}; give it 1 or more",
+            "--share_trunk trains adapters for actor and critic on one frozen trunk, but "
+            f"--{role}_lora_dim is {dim}; set it to 1 or more",
         )
     mistakes.require(
         own.only_optimize_lora,
-        "--share_trunk keeps the trunk frozen, and --only_optimize_lora false trains it; leave out one of them",
+        "--share_trunk keeps the trunk frozen, but --only_optimize_lora false trains it; drop one of them",
     )
     mistakes.require(
         not own.use_dora,
-        "--share_trunk lends the trunk's weights to two models, and --use_dora takes their norms in each; this "
-        "combination is untested; leave out one of them",
+        "--share_trunk with --use_dora is untested, because two models would compute norms of the same trunk weights; "
+        "drop one of them",
     )
     stages = flags.roles.actor_zero_stage, flags.roles.critic_zero_stage
     mistakes.require(
         (stages[0] == 3) == (stages[1] == 3),
-        f"--share_trunk: ZeRO 3 shards the trunk for both, and --actor_zero_stage is {stages[0]}, "
-        f"--critic_zero_stage {stages[1]}; give 3 to both or to neither",
+        f"--share_trunk: ZeRO-3 shards the trunk for both models, but --actor_zero_stage is {stages[0]} and "
+        f"--critic_zero_stage is {stages[1]}; use 3 for both or for neither",
     )
     mistakes.require(
         flags.trains_critic is not False,
-        f"--share_trunk puts actor and critic on one trunk, and --advantage {flags.algorithm.advantage} has no critic; "
-        f"leave it out or use {WITH_CRITIC}",
+        f"--share_trunk needs a critic, but --advantage {flags.algorithm.advantage} has none; drop --share_trunk, or "
+        f"use {WITH_CRITIC}",
     )

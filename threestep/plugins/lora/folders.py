@@ -35,7 +35,7 @@ class AdapterFolder:
 
     @property
     def base_in_words(self) -> str:
-        where = "" if Path(self.base).is_dir() else " (neither a folder here nor in the adapter's)"
+        where = "" if Path(self.base).is_dir() else " (not a folder here or in the adapter's folder)"
         return f"base of the adapter '{self.name}'{where}"
 
 
@@ -75,13 +75,13 @@ def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
 
 def _without_weights(folder: Path, name: str) -> str:
     if not (folder / PICKLE).is_file():
-        return f"'{name}' holds PEFT's {CONFIG} and no {WEIGHTS}; save or download the adapter again"
+        return f"'{name}' has PEFT's {CONFIG} but no {WEIGHTS}; save or download the adapter again"
     convert = (
         f"import torch, safetensors.torch as s; s.save_file({{name: tensor.contiguous() for name, tensor in torch.load("
         f"'{folder / PICKLE}', map_location='cpu', weights_only=True).items()}}, '{folder / WEIGHTS}')"
     )
     return (
-        f"'{name}' holds pickled adapter weights ({PICKLE}), which may run code when loaded; expected {WEIGHTS}; if "
+        f"'{name}' has pickled adapter weights ({PICKLE}), which can run code when loaded, instead of {WEIGHTS}; if "
         f'you trust them, convert them: python -c "{convert}"'
     )
 
@@ -89,26 +89,27 @@ def _without_weights(folder: Path, name: str) -> str:
 def _base(folder: Path, name: str, settings: dict[str, Any]) -> str:
     """The base's folder, as seen from the working directory (PEFT's way) or from the adapter's; else its hub name."""
     base = settings.get("base_model_name_or_path")
-    write = f"write the one that it was trained on to base_model_name_or_path in '{folder / CONFIG}'"
+    write = f"set base_model_name_or_path in '{folder / CONFIG}' to the "
     if not isinstance(base, str) or not base:
-        raise ThreestepError(f"'{name}' is an adapter without a base model, got {base!r}; {write}")
+        raise ThreestepError(
+            f"'{name}' is an adapter without a base model, got {base!r}; {write}model it was trained on"
+        )
     for place in (Path(base).expanduser(), (folder / base).resolve()):
         if place.is_dir():
             if (place / CONFIG).is_file():
                 raise ThreestepError(
                     f"'{name}' is an adapter of '{place}', which is an adapter too; first merge that one into its "
-                    f"own folder (PEFT: merge_and_unload), then {write}"
+                    f"own folder (PEFT: merge_and_unload), then {write}merged one"
                 )
             return str(place)
     if Path(base).is_absolute() or base.startswith((".", "~")) or base.count("/") > 1:
         raise ThreestepError(
             f"'{name}' is an adapter of the model '{base}', but there is no such folder in the working directory "
-            f"({Path.cwd()}) or next to the adapter; {write}"
+            f"({Path.cwd()}) or next to the adapter; {write}model it was trained on"
         )
     if settings.get("revision") not in (None, "", "main"):
         raise ThreestepError(
-            f"'{name}' is an adapter of revision '{settings['revision']}' of '{base}', but hub names are read at "
-            "their main revision; download that revision, and write its folder to base_model_name_or_path in "
-            f"'{folder / CONFIG}'"
+            f"'{name}' is an adapter of revision '{settings['revision']}' of '{base}', but only main revisions are "
+            f"read from the hub; download that revision, and {write}downloaded folder"
         )
     return base

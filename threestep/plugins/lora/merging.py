@@ -78,7 +78,7 @@ def plan_adapter(
     if not stored_form(model.config).is_read_whole(model.config):
         raise ThreestepError(
             f"'{adapter.name}' is an adapter of '{adapter.base}', whose weights are quantized, so merging would "
-            f"round them; write the unquantized model to base_model_name_or_path in '{adapter.folder / CONFIG}'"
+            f"round them; set base_model_name_or_path in '{adapter.folder / CONFIG}' to the unquantized model"
         )
     stored = read_header(adapter.weights)
     for name in sorted(name for name, tensor in stored.items() if not tensor.is_whole):
@@ -157,9 +157,9 @@ def _merge(model: PreTrainedModel, plan: PeftPlan, adapting: dict[str, torch.Ten
         model.get_parameter(name).requires_grad_(True)
     if not moved <= truth.tolerance:
         raise ThreestepError(
-            f"'{plan.adapter.name}': merging this adapter (kind {plan.kind}) into '{plan.adapter.base}' changes what "
-            f"they compute by {moved:.2g} (rounding explains {truth.tolerance:.2g}), as where one of two tied tensors "
-            "is adapted; merge them with PEFT as it trained them, and give the merged model"
+            f"'{plan.adapter.name}': merging this adapter (kind {plan.kind}) into '{plan.adapter.base}' changes the "
+            f"output by {moved:.2g}, but rounding explains only {truth.tolerance:.2g}; one of two tied tensors may be "
+            "adapted: merge them with PEFT, which trained them, and pass the merged model"
         )
 
 
@@ -177,7 +177,7 @@ def _refused_by_name(plan: PeftPlan, model: str) -> Iterator[None]:
     except Exception as problem:
         raise ThreestepError(
             f"'{plan.adapter.name}' is an adapter of kind {plan.kind}, which PEFT cannot merge into {model} here "
-            f"({type(problem).__name__}: {first_line(problem)}); give a merged model, or a LoRA adapter"
+            f"({type(problem).__name__}: {first_line(problem)}); pass a merged model, or a LoRA adapter"
         ) from problem
 
 
@@ -192,19 +192,19 @@ def _peft_config(adapter: AdapterFolder) -> Any:
     except (KeyError, TypeError, ValueError) as problem:
         raise ThreestepError(
             f"'{adapter.folder / CONFIG}' cannot be read by the installed PEFT ({type(problem).__name__}: "
-            f"{first_line(problem)}); download or save the adapter again, or install the PEFT that wrote it"
+            f"{first_line(problem)}); download or save the adapter again, or install the PEFT version that wrote it"
         ) from problem
     known = {field.name for field in dataclasses.fields(config)}
     unknown = sorted(name for name, value in adapter.settings.items() if value and name not in known)
     if unknown:
         raise ThreestepError(
             f"'{adapter.folder / CONFIG}' has settings unknown to the installed PEFT: {', '.join(unknown)}; install "
-            "the PEFT that wrote them"
+            "the PEFT version that wrote them"
         )
     if config.is_prompt_learning or config.is_adaption_prompt:
         raise ThreestepError(
             f"'{adapter.name}' is an adapter of kind {adapter.settings['peft_type']}, which changes no weights and "
-            "cannot be merged; give a model, or a weight adapter such as LoRA"
+            "cannot be merged; pass a model, or an adapter that changes weights, such as LoRA"
         )
     return config
 
@@ -221,7 +221,7 @@ def _check_whole(adapter: AdapterFolder, model: PreTrainedModel, whole: Collecti
     lacks = [name for name in names if any(f".{module}." in f".{name}" for module in modules) and name not in whole]
     if lacks:
         raise ThreestepError(
-            f"'{adapter.weights}' lacks {counted(lacks)}, which modules_to_save in its {CONFIG} names; save or "
+            f"'{adapter.weights}' lacks {counted(lacks)}, which modules_to_save in its {CONFIG} lists; save or "
             "download the adapter again"
         )
     for name in whole:
@@ -229,8 +229,8 @@ def _check_whole(adapter: AdapterFolder, model: PreTrainedModel, whole: Collecti
         tied = [other for other in names if other not in whole and model.get_parameter(other) is weight]
         if tied:
             raise ThreestepError(
-                f"'{adapter.name}' holds {name} and not {tied[0]}, and '{adapter.base}' ties the two; merge them with "
-                "PEFT as it trained them, and give the merged model"
+                f"'{adapter.name}' has {name} but not {tied[0]}, which '{adapter.base}' ties to it; merge them with "
+                "PEFT, which trained them, and pass the merged model"
             )
 
 
@@ -275,8 +275,8 @@ def _check_shapes(
         if wanted[name] != stored[name].shape:
             raise ThreestepError(
                 f"'{adapter.weights}': {name} expects the shape {list(wanted[name])} of '{adapter.base}' and {CONFIG}, "
-                f"got {list(stored[name].shape)}; give the base that it was trained on, or merge them with PEFT as it "
-                "trained them"
+                f"got {list(stored[name].shape)}; use the base that it was trained on, or merge them with PEFT, "
+                "which trained them"
             )
 
 
@@ -287,13 +287,13 @@ def _check_tensors(plan: PeftPlan, model: str, wanted: Mapping[str, tuple[int, .
     unexpected, missing = sorted(stored.keys() - wanted.keys()), sorted(wanted.keys() - stored.keys())
     if unexpected:
         raise ThreestepError(
-            f"'{adapter.weights}' holds {counted(unexpected)}, for which {model} of '{adapter.base}' has no place by "
-            f"{CONFIG}; give the base that it was trained on"
+            f"'{adapter.weights}' has {counted(unexpected)}, which {CONFIG} does not define for {model} of "
+            f"'{adapter.base}'; use the base that it was trained on"
         )
     if missing:
         raise ThreestepError(
-            f"'{adapter.weights}' holds {len(stored)} tensors and lacks {counted(missing)}, of the {len(wanted)} that "
-            f"{CONFIG} names on {model} of '{adapter.base}'; save or download the adapter again, or give the base that "
+            f"'{adapter.weights}' has {len(stored)} of the {len(wanted)} tensors that {CONFIG} requires for {model} of "
+            f"'{adapter.base}', and lacks {counted(missing)}; save or download the adapter again, or use the base that "
             "it was trained on"
         )
 
@@ -307,8 +307,8 @@ def _replace_whole(model: PreTrainedModel, plan: PeftPlan, tensors: Mapping[str,
         first = taken.setdefault(id(weight), stored)
         if not torch.equal(tensors[first], tensors[stored]):
             raise ThreestepError(
-                f"'{plan.adapter.weights}': {first} and {stored} differ, and '{plan.adapter.base}' ties the two; merge "
-                "them with PEFT as it trained them, and give the merged model"
+                f"'{plan.adapter.weights}': {first} and {stored} differ, but '{plan.adapter.base}' ties them; merge "
+                "them with PEFT, which trained them, and pass the merged model"
             )
         with torch.no_grad(), whole_to_change([weight]):
             weight.copy_(tensors[stored])

@@ -49,7 +49,7 @@ def _check(config: Any, kind: str) -> None:
     task = getattr(config.task_type, "value", config.task_type)
     needed = _TASKS.get(kind, _LANGUAGE)
     if task not in (None, needed):
-        raise ThreestepError(f"{_NAME}.task_type expects {needed} in {kind}, got {task}; write task_type='{needed}'")
+        raise ThreestepError(f"{_NAME}.task_type expects {needed} in {kind}, got {task}; set task_type='{needed}'")
     if config.inference_mode:
         raise ThreestepError(f"{_NAME}.inference_mode expects False, got True, which trains nothing")
     targets = config.target_modules
@@ -61,7 +61,7 @@ def _check(config: Any, kind: str) -> None:
     if isinstance(targets, str) and targets != "all-linear":
         raise ThreestepError(
             f"{_NAME}.target_modules expects 'all-linear' or a list of names, got the pattern '{targets}'; write the "
-            "names as a list, or lora_module_name='PART,PART' instead of peft_config"
+            "names as a list, or use lora_module_name='PART,PART' instead of peft_config"
         )
     config = dataclasses.replace(config, use_rslora=False)  # a scale, which the flags have
     if kind == "reward" and set(config.modules_to_save or ()) == {"score"}:

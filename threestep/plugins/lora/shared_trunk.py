@@ -53,7 +53,7 @@ def scalar_model_on_trunk(
     if scalar_class is None or type(scalar.base_model) is not type(trunk) or not hasattr(scalar, "score"):
         raise ThreestepError(
             f"--share_trunk: transformers has no scalar head for the trunk of {type(model).__name__}; use another "
-            "family or leave --share_trunk out"
+            "family, or drop --share_trunk"
         )
     same: dict[int, Any] = {id(parameter): parameter for parameter in trunk.parameters()}
     setattr(scalar, scalar.base_model_prefix, copy.deepcopy(trunk, {**copied, **same}))

@@ -105,16 +105,19 @@ def test_what_is_put_in_is_not_read_again():
     ("changes", "sentence"),
     [
         ({"form": "pair"}, "form expects one of pointwise, pairwise, got 'pair'; did you mean 'pairwise'"),
-        ({"rubric": " "}, "rubric expects the criteria, got nothing"),
+        ({"rubric": " "}, "rubric is empty; write the criteria there"),
         ({"scale": [1]}, r"scale expects \[LOWEST, HIGHEST\], got \[1\]"),
         ({"scale": [1, "5"]}, r"scale expects \[LOWEST, HIGHEST\]"),
-        ({"against": "ground_truth"}, "against and opponents are of form: pairwise, and this one is pointwise"),
-        ({"form": PAIRWISE, "scale": [1, 5]}, "scale is for form: pointwise"),
-        ({"form": PAIRWISE, "opponents": 0}, "opponents expects 1 or more"),
-        ({"form": PAIRWISE, "opponents": 1, "against": "ground_truth"}, "opponents expects 1 or more, and against: gr"),
-        ({"question": "{prompt} {answer}"}, "question has {answer}, which stands for nothing; it may have {prompt}, "),
-        ({"question": "{prompt}"}, "question expects {response}, and has none; add it"),
-        ({"form": PAIRWISE, "question": "{prompt}{first}"}, "question expects {second}, and has none"),
+        ({"against": "ground_truth"}, "against and opponents need form: pairwise, but form is pointwise"),
+        ({"form": PAIRWISE, "scale": [1, 5]}, "scale needs form: pointwise"),
+        ({"form": PAIRWISE, "opponents": 0}, "opponents must be 1 or more"),
+        (
+            {"form": PAIRWISE, "opponents": 1, "against": "ground_truth"},
+            "opponents must be 1 or more and needs against: gr",
+        ),
+        ({"question": "{prompt} {answer}"}, "question has the unknown field {answer}; it can use {prompt}, "),
+        ({"question": "{prompt}"}, "question must contain {response}"),
+        ({"form": PAIRWISE, "question": "{prompt}{first}"}, "question must contain {second}"),
     ],
 )
 def test_mistakes_are_sentences(changes, sentence):
@@ -175,11 +178,11 @@ def test_a_replay_asks_nobody_and_logs_what_it_gives(tmp_path):
     assert replay.replays and replay.values(questions("b", "a", "b"), None) == [first[1], first[0], first[1]]
     again = opened(RunPlace(replay=folder_of_replay(str(tmp_path / "two" / "verdicts"))))
     assert again.values(questions("a", "b"), None) == first and len(lines(tmp_path / "two")) == 2
-    with pytest.raises(ThreestepError, match=r"--reward_replay .* has no verdict of the reward 'judge' for 'c': this"):
+    with pytest.raises(ThreestepError, match=r"--reward_replay .* no verdict from the reward 'judge' for 'c'; this"):
         replay.values(questions("a", "c"), None)
-    with pytest.raises(ThreestepError, match="holds no verdicts of the reward 'judge': expected judge.rank0.jsonl"):
+    with pytest.raises(ThreestepError, match="has no verdicts from the reward 'judge' .judge.rank0.jsonl"):
         opened(RunPlace(replay=tmp_path))
-    with pytest.raises(ThreestepError, match="--reward_replay expects the folder of a run that asked"):
+    with pytest.raises(ThreestepError, match="--reward_replay expects the folder of a run that used"):
         folder_of_replay(str(tmp_path / "none"))
 
 
@@ -231,7 +234,7 @@ def test_the_budget_of_requests_is_exact_shared_and_kept_over_a_resume(tmp_path)
     asked = []
     for rank in (0, 1):
         judge = Judge()
-        with pytest.raises(ThreestepError, match="the budget of 7 requests is spent .most_requests of 'judge'"):
+        with pytest.raises(ThreestepError, match="the budget of 7 requests is used up .most_requests of 'judge'"):
             opened(RunPlace(tmp_path / str(rank), rank, 2), settings).values(questions(*"abcdefgh"), judge)
         asked.append(len(judge.asked))
     assert asked == [4, 3]
@@ -239,13 +242,13 @@ def test_the_budget_of_requests_is_exact_shared_and_kept_over_a_resume(tmp_path)
     opened(RunPlace(tmp_path), AskSettings(most_requests=2)).values(questions("a"), judge)
     again = opened(RunPlace(tmp_path), AskSettings(most_requests=2))
     again.values(questions("a", "b"), judge)
-    with pytest.raises(ThreestepError, match="the budget of 2 requests is spent"):
+    with pytest.raises(ThreestepError, match="the budget of 2 requests is used up"):
         again.values(questions("c"), judge)
     assert judge.asked == ["a", "b"]
 
 
 def test_the_budget_of_tokens_ends_the_asking():
     judge, settings = Judge(), AskSettings(concurrency=1, most_tokens=25)
-    with pytest.raises(ThreestepError, match="the budget of 25 tokens is spent .most_tokens"):
+    with pytest.raises(ThreestepError, match="the budget of 25 tokens is used up .most_tokens"):
         opened(RunPlace(), settings).values(questions(*"abcdef"), judge)
     assert len(judge.asked) == 3  # 10 tokens each: the third one crosses the bound

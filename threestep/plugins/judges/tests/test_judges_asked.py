@@ -101,23 +101,23 @@ GIVEN = {"judge": {"model": "tiny", "base_url": "http://h/v1", "rubric": "x"}, "
             "the address has a user, a password or a query; a key stands in a fi",
         ),
         ("server", {"url": "http://h/x?key=1"}, "the address has a user, a password or a query"),
-        ("server", {"key": "k"}, "unknown setting 'key'; keep the key in a file or an environment"),
+        ("server", {"key": "k"}, "unknown setting 'key'; put the key in a file (key_file)"),
         ("server", {"retrys": 1}, "unknown setting 'retrys'; did you mean 'retries'"),
         ("server", {"batch": 0}, "batch expects 1 or more, got 0"),
         ("server", {"seconds": 0}, "seconds expects a number of seconds above 0, got 0"),
         ("server", {"retries": "3"}, "retries expects a whole number, got '3'"),
         ("server", {"concurrency": True}, "concurrency expects a whole number, got True"),
-        ("server", {"most_tokens": 9}, "most_tokens counts what a judge writes"),
+        ("server", {"most_tokens": 9}, "most_tokens limits what a judge writes"),
         ("server", {"key_file": "a", "key_variable": "B"}, "key_variable and key_file both name the key"),
-        ("server", '{"batch": 1}', "expects url, and has none; add it"),
+        ("server", '{"batch": 1}', "has no setting 'url'; add it"),
         ("server", '["http://h/x"]', "expects settings as NAME: VALUE, got list"),
-        ("server", "url: [", "server.yaml expects YAML: while parsing"),
-        ("judge", {"fields": {"stream": True, "n": 2}}, "fields has stream, n, which the judge sets itself"),
+        ("server", "url: [", "server.yaml is not valid YAML: while parsing"),
+        ("judge", {"fields": {"stream": True, "n": 2}}, "fields must not contain stream, n, which the judge"),
         ("judge", {"max_tokens": 0}, "max_tokens expects 1 or more"),
         ("judge", {"scale": "1-5"}, "scale expects a list, got '1-5'"),
         ("judge", {"base_url": "localhost"}, "expects an address such as"),
-        ("judge", '{"base_url": "http://h/v1", "rubric": "x"}', "expects model, and has none"),
-        ("judge", '{"base_url": "http://h/v1", "model": "x"}', "expects rubric, and has none"),
+        ("judge", '{"base_url": "http://h/v1", "rubric": "x"}', "has no setting 'model'"),
+        ("judge", '{"base_url": "http://h/v1", "model": "x"}', "has no setting 'rubric'"),
     ],
 )
 def test_mistakes_of_the_file_are_sentences(tmp_path, kind, changes, sentence):
@@ -130,9 +130,9 @@ def test_mistakes_of_the_file_are_sentences(tmp_path, kind, changes, sentence):
 
 
 def test_a_file_that_is_not_there_and_a_key_that_is_not_there(tmp_path):
-    with pytest.raises(ThreestepError, match="expects a YAML file, got: No such file or directory"):
+    with pytest.raises(ThreestepError, match="cannot read the YAML file .No such file or directory"):
         server_reward("http:none.yaml", "none")
-    with pytest.raises(ThreestepError, match="key_variable expects the key in NOT_THERE, which is not in the environm"):
+    with pytest.raises(ThreestepError, match="key_variable reads the key from NOT_THERE, which is not set; export"):
         rule_of("server", "http://h", tmp_path, key_variable="NOT_THERE").check(None)
 
 
@@ -306,7 +306,7 @@ def test_a_reply_without_a_verdict_is_no_score(tmp_path, reply):
 def test_a_bound_on_tokens_wants_them_counted(tmp_path):
     with scoring_server(judged(rated_by_length, tokens=None)) as server:
         assert judge_of(server, tmp_path)(["p"], ["a"]) == [2.0]
-        with pytest.raises(ThreestepError, match="most_tokens expects the field usage in replies"):
+        with pytest.raises(ThreestepError, match="most_tokens needs the field 'usage' in replies"):
             judge_of(server, tmp_path, most_tokens=100)(["p"], ["a"])
         assert len(server.asked) == 2
 

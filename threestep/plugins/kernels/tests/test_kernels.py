@@ -29,7 +29,7 @@ from training.utils.models.token_model import PolicyModel
 
 CPU = torch.device("cpu")
 HALF = torch.bfloat16
-NONE = "has no dropout, and the model's attention has"
+NONE = "does not support dropout, but the model's attention uses"
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_varlen_is_the_first_choice_and_packs(family):
     size = model.config.hidden_size // model.config.num_attention_heads
     name, notes, others = chosen(model)
     assert (name, notes) == (
-        "varlen", ["attention is varlen: torch's kernel for runs of several lengths, without a mask"]
+        "varlen", ["attention is varlen: torch's kernel for sequences of different lengths, without a mask"]
     )  # fmt: skip
     assert others == (["flex_attention", "sdpa"] if getattr(model.config, "head_dim", size) >= 16 else ["sdpa"])
     assert why_not(model) is None and model.config._attn_implementation == "varlen"
@@ -79,7 +79,7 @@ def test_other_families_and_machines(monkeypatch):
     model._supports_attention_backend = False
     name, notes, _ = chosen(model)
     assert name == "flex_attention"
-    assert notes[0] == "attention is not varlen: the family hands no keyword arguments on to attention"
+    assert notes[0] == "attention is not varlen: the family passes no keyword arguments to attention"
     with monkeypatch.context() as patch:
         patch.setattr(attention_choice, "current_difference", lambda *given, **more: float("nan"))
         name, notes, _ = chosen(tiny_causal_lm("llama", HALF, head_dim=16))
@@ -88,23 +88,23 @@ def test_other_families_and_machines(monkeypatch):
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     name, notes, others = chosen(tiny_causal_lm("llama"))
     assert (name, others) == ("sdpa", [])
-    assert notes[1] == "attention is not flex_attention: Triton, which compiles it, cannot be used here"
+    assert notes[1] == "attention is not flex_attention: Triton, which compiles it, is not available here"
 
 
 @pytest.mark.parametrize(
     ("family", "dtype", "changes", "dropout", "name", "reason", "flex"),
     [
         ("llama", torch.float32, {}, None, "flex_attention",
-         "its kernel computes in bf16 and fp16, and the model is in float32", None),
+         "its kernel needs bf16 or fp16, but the model is in float32", None),
         ("llama", HALF, {"attention_dropout": 0.25}, None, "sdpa",
          f"its kernel {NONE} 0.25", f"it {NONE} 0.25"),
         ("llama", HALF, {}, 0.5, "sdpa",
          f"its kernel {NONE} 0.5", f"it {NONE} 0.5"),
         ("llama", HALF, {"head_dim": 264}, None, "flex_attention",
-         "its kernel takes heads of 256 at most, and the model's have 264", None),
+         "its kernel supports head sizes up to 256, but the model's is 264", None),
         ("gemma2", HALF, {"sliding_window": 64}, None, "sdpa",
-         "its kernel takes no softcap, which the family gives it",
-         "with it softcap, which the family gives, would count"),
+         "its kernel does not support softcap, which the family uses",
+         "it would apply the family's softcap, which sdpa ignores"),
     ],
 )  # fmt: skip
 def test_what_varlen_cannot_is_the_second_choice(family, dtype, changes, dropout, name, reason, flex):
@@ -115,7 +115,7 @@ def test_what_varlen_cannot_is_the_second_choice(family, dtype, changes, dropout
         last = "attention is sdpa: with a dense mask where rows hold several documents"
         assert others == [] and notes[1:] == [f"attention is not flex_attention: {flex}", last]
     else:
-        assert others == ["sdpa"] and notes[1:] == ["attention is flex_attention: compiled, masked blocks are skipped"]
+        assert others == ["sdpa"] and notes[1:] == ["attention is flex_attention: compiled, with masked blocks skipped"]
         assert why_not(model) is None and own_forward_of(model).others == ["sdpa"]
 
 
@@ -137,7 +137,7 @@ def test_a_kernel_that_is_wrong_is_found_and_the_next_one_taken(monkeypatch):
     own = own_forward_of(model)
     assert model.config._attn_implementation == "flex_attention" and own.others == ["sdpa"]
     assert notes_on(model)[1].startswith(
-        "attention is flex_attention, compiled, masked blocks are skipped, and not varlen: a packed row and separate "
+        "attention is flex_attention, compiled, with masked blocks skipped, and not varlen: a packed row and separate "
         "sequences differ by "
     )
     read_again(model)
@@ -176,9 +176,7 @@ def test_rollouts_of_the_second_choice_are_plain():
 
 def test_varlen_by_name_is_refused_where_it_cannot_be():
     model = tiny_causal_lm("llama")
-    with pytest.raises(
-        ThreestepError, match="^--attn_implementation varlen: its kernel computes in bf16 .*; use auto or"
-    ):
+    with pytest.raises(ThreestepError, match="^--attn_implementation varlen: its kernel needs bf16 .*; use auto or"):
         settle_attention(model, own_forward_of(model), "varlen", None, compiled=False)
     model = tiny_causal_lm("llama", HALF)
     settle_attention(model, own_forward_of(model), "varlen", None, compiled=False)
@@ -299,5 +297,5 @@ def test_cumulative_lengths_by_hand():
     assert lengths.tolist() == [0, 3, 5, 9, 10] and lengths.dtype == torch.int32
     assert longest == 4
     rows = packed_rows([[shared_prompt(run([5, 6]), [run([7]), run([9])])]], pad_token_id=0)
-    with pytest.raises(ThreestepError, match="use the attention implementation sdpa or flex_attention"):
+    with pytest.raises(ThreestepError, match="use --attn_implementation sdpa or flex_attention"):
         cumulative_lengths(rows)

@@ -140,7 +140,7 @@ def test_a_model_reads_and_learns_the_same(family, monkeypatch):
 def test_what_the_kernel_cannot_is_said(given, what):
     rows = LAYOUTS["documents"]()
     attention = VarlenAttention(varlen_attn)
-    with pytest.raises(ThreestepError, match=f"^attention by varlen takes no {what}, which Identity gives it; use"):
+    with pytest.raises(ThreestepError, match=f"^varlen attention does not support {what}, which Identity uses; use"):
         attention(torch.nn.Identity(), *parts_of(rows, 2, 2, 8, 8), None, runs=rows.lengths(), **given)
 
 
@@ -156,7 +156,7 @@ def test_a_torch_without_the_kernel_is_named(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", older)
-    assert why_no_kernel() == f"varlen_attn of torch {torch.__version__} takes no scale and no window"
+    assert why_no_kernel() == f"varlen_attn in torch {torch.__version__} lacks the scale and window_size arguments"
     monkeypatch.setitem(__import__("sys").modules, "torch.nn.attention.varlen", None)
     assert why_no_kernel() == f"torch {torch.__version__} has no torch.nn.attention.varlen"
 
@@ -204,7 +204,7 @@ def test_a_kernel_is_held_against_the_mask(monkeypatch):
 
     monkeypatch.setattr(forms, "torch_kernel", lambda: of_other_keys)
     reason = forms.why_not_the_mask("varlen", shape, torch.float32, device)
-    assert re.fullmatch(r"its gradients of keys here are off by [\d.]+ of the largest that a dense mask gives", reason)
+    assert re.fullmatch(r"its gradients of keys differ here by [\d.]+ of the largest value with a dense mask", reason)
 
 
 def test_the_first_packed_rows_are_timed_once_and_nothing_else_changes(monkeypatch):
@@ -225,10 +225,12 @@ def test_the_first_packed_rows_are_timed_once_and_nothing_else_changes(monkeypat
     reader(rows)
     assert torch.equal(torch.random.get_rng_state(), state)
     (sentence,) = said
-    times = r"varlen [\d.]+ ms, sdpa [\d.]+ ms(; --attn_implementation sdpa is the faster one here)?"
+    times = r"varlen [\d.]+ ms, sdpa [\d.]+ ms(; --attn_implementation sdpa is faster here)?"
     width = rows.input_ids_NT.shape[1]
-    assert re.fullmatch(rf"attention of 2 x {width} tokens, forward and backward of one layer: {times}", sentence)
+    assert re.fullmatch(rf"attention over 2 x {width} tokens, forward and backward of one layer: {times}", sentence)
     monkeypatch.setattr(forms, "_MOST_MASK_BYTES", 10)
     time_on_first_rows(reader, model, said.append)
     reader(rows)
-    assert re.search(r"varlen [\d.]+ ms; sdpa was not timed: its dense mask has [\d.e-]+ billion pairs$", said[1])
+    assert re.search(
+        r"varlen [\d.]+ ms; sdpa was not timed because its dense mask has [\d.e-]+ billion entries$", said[1]
+    )

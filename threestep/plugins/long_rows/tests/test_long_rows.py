@@ -33,10 +33,10 @@ OF_STATES = """mamba mamba2 falcon_mamba jamba bamba lfm2 lfm2_moe falcon_h1 rwk
 
 
 OTHERS = {
-    "bloom": "BloomForCausalLM passes no arguments on to its attention",
-    "minimax": "has layers of linear_attention, whose rows are not shared out",
-    "llama4_text": "has layers of chunked_attention, whose rows are not shared out",
-    "deepseek_v32": "has layers of indexed_attention, whose rows are not shared out",
+    "bloom": "BloomForCausalLM does not pass arguments on to its attention",
+    "minimax": "has linear_attention layers, whose rows cannot be split",
+    "llama4_text": "has chunked_attention layers, whose rows cannot be split",
+    "deepseek_v32": "has indexed_attention layers, whose rows cannot be split",
 }
 
 
@@ -45,8 +45,8 @@ def test_families_whose_rows_are_not_shared_out(family: str):
     """Above all those with states and convolutions."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(tiny_config(family))
-    reason = OTHERS.get(family, f"{type(model).__name__} has .*, which read their neighbours")
-    with pytest.raises(ThreestepError, match=f"--sequence_parallel_size 2: .*{reason}.*; leave"):
+    reason = OTHERS.get(family, f"{type(model).__name__} has .*, which read neighboring tokens of the row")
+    with pytest.raises(ThreestepError, match=f"--sequence_parallel_size 2: .*{reason}.*; drop"):
         check_model(model, 2, 32)
     if family in OF_STATES:
         assert sizes_for(model, 8, 32) == [1]
@@ -73,7 +73,7 @@ def test_flags_that_do_not_go_with_it():
     check_beside(mistakes, 1, {"--torch_compile": True})
     mistakes.raise_if_any()
     check_beside(mistakes, 2, {"--torch_compile": True, "--record_steps": False})
-    with pytest.raises(ThreestepError, match=r"--sequence_parallel_size 2 cannot go with --torch_compile yet"):
+    with pytest.raises(ThreestepError, match=r"--sequence_parallel_size 2 cannot be combined with --torch_compile yet"):
         mistakes.raise_if_any()
 
 
@@ -84,8 +84,8 @@ def test_what_a_plugin_reads_whole(monkeypatch):
     check(ppo_flags(sequence_parallel_size=2, reuse_forwards=True), mistakes)
     check(ppo_flags(reuse_forwards=True), mistakes)
     assert [sentence.partition(" yet")[0] for sentence in mistakes.sentences] == [
-        "--sequence_parallel_size 2 cannot go with --reuse_forwards",
-        "--sequence_parallel_size 2 cannot go with --cheers",
+        "--sequence_parallel_size 2 cannot be combined with --reuse_forwards",
+        "--sequence_parallel_size 2 cannot be combined with --cheers",
     ]
 
 
@@ -98,7 +98,7 @@ def test_forwards_that_read_are_of_their_own():
 
 
 def test_attention_of_the_familys_own():
-    with pytest.raises(ThreestepError, match="'eager' is the family's own; use --attn_implementation sdpa where"):
+    with pytest.raises(ThreestepError, match="'eager' is the family's own; use --attn_implementation sdpa if"):
         slice_attention("eager")
 
 
@@ -141,7 +141,7 @@ def test_key_heads_are_repeated_until_they_can_be_shared_out(heads: int, size: i
 
 
 def test_groups_that_do_not_share_out_the_ranks():
-    with pytest.raises(ThreestepError, match=r"expects a divisor of the 6 ranks \(1, 2, 3, 6\), got 4"):
+    with pytest.raises(ThreestepError, match=r"must divide the 6 ranks, got 4; use one of 1, 2, 3, 6,"):
         SequenceGroup(4).joined(0, 6)
     assert SequenceGroup(1).joined(3, 4) is ALONE
 
@@ -151,7 +151,9 @@ def test_heads_that_can_be_shared_out_and_that_cannot():
     for size in (1, 2, 3, 6):
         check_model(alone, size, 32)
     model = model_of("llama", num_attention_heads=6, num_key_value_heads=2)
-    with pytest.raises(ThreestepError, match=r"divisor of the 6 attention heads of LlamaForCausalLM \(1, 2, 3, 6\), g"):
+    with pytest.raises(
+        ThreestepError, match=r"must divide the 6 attention heads of LlamaForCausalLM, got 4; use one of 1, 2"
+    ):
         check_model(model, 4, 32)
     check_model(model, 1, 32)
     assert sizes_for(model, 6, 32) == [1, 2, 3, 6] and sizes_for(model, 8, 32) == [1, 2]

@@ -60,10 +60,13 @@ def test_the_tokenizer_is_the_adapters_or_else_the_bases(save_folder, tmp_path):
     ("base", "words"),
     [
         ("/no/where", "is an adapter of the model '/no/where', but there is no such folder in the working"),
-        ("../runs/step1/model", "there is no such folder in .* or next to the adapter; write the one that"),
-        (None, "is an adapter without a base model, got None; write the one that it was trained on to base_model"),
+        ("../runs/step1/model", "there is no such folder in .* or next to the adapter; set base_model"),
+        (None, "is an adapter without a base model, got None; set base_model_name_or_path in .* to the model it"),
         ("", "without a base model, got ''"),
-        ("no/such-model", r"no base of the adapter '.*/adapter' \(neither .* could be loaded from 'no/such-model': "),
+        (
+            "no/such-model",
+            r"no base of the adapter '.*/adapter' \(not a folder .* could be loaded from 'no/such-model': ",
+        ),
         ("an/owner@v2", "an adapter of revision 'v2' of 'an/owner', .*download"),
     ],
 )
@@ -112,7 +115,7 @@ def test_a_hub_name_may_be_an_adapter(save_folder, tmp_path, monkeypatch):
 
 def test_the_command_for_pickled_adapters(save_folder, tmp_path):
     folder = adapter_at(tmp_path / "adapter", save_folder(), weights=False)
-    refused(folder, "holds PEFT's adapter_config.json and no adapter_model.safetensors; save or download the adapter")
+    refused(folder, "has PEFT's adapter_config.json but no adapter_model.safetensors; save or download the adapter")
     name, tensor = "base_model.model.x.lora_A.weight", torch.arange(6.0).view(2, 3).t()
     torch.save({name: tensor}, folder / "adapter_model.bin")
     said = refused(folder, r"pickled adapter weights \(adapter_model.bin\), .* if you trust them, convert them: python")

@@ -62,7 +62,7 @@ def lora(role: str = "", **given) -> list[Lora]:
         (LoraArguments, {"lora_dropout": 1.0}, "--lora_dropout expects 0 or more and less than 1, got 1.0"),
         (LoraArguments, {"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
         (LoraArguments, {"use_rslora": True}, "--use_rslora "),
-        (LoraArguments, {"use_dora": True}, "--use_dora adds magnitudes to LoRA's adapters, and this run has none"),
+        (LoraArguments, {"use_dora": True}, "--use_dora adds magnitudes to LoRA's adapters, but this run has none"),
         (LoraArguments, {"use_dora": True, "use_rslora": True, "lora_dim": 4}, None),
         (RolesLoraArguments, {"critic_lora_dim": -2}, "--critic_lora_dim expects 0 or more, got -2"),
         (RolesLoraArguments, {"actor_lora_learning_rate": 0.0}, "--actor_lora_learning_rate expects more than 0"),
@@ -104,7 +104,7 @@ def test_dropout_before_adapters_keeps_forwards_apart(name):
     flags = ppo_flags(**PATHS, **one_step, lora_dropout=0.1)
     said = "reads and trains in one forward, so --lora_dropout 0.1 would change"
     assert (why_apart(name, flags, checked_components(flags).algorithm) or "").startswith(f"true {said}")
-    with pytest.raises(ThreestepError, match=f"--{name} {said} .*; give 0"):
+    with pytest.raises(ThreestepError, match=f"--{name} {said} .*; use --lora_dropout 0"):
         checked_components(ppo_flags(**PATHS, **one_step, lora_dropout=0.1, **{name: True}))
     flags = ppo_flags(**PATHS, **one_step, share_trunk=True, actor_lora_dim=4, critic_lora_dim=2)
     said = why_apart(VALUES, flags, checked_components(flags).algorithm)
@@ -205,9 +205,13 @@ def test_every_field_that_differs_counts():
     ("given", "beside", "sentence"),
     [
         (config(target_modules=None), {}, r"^peft_config.target_modules expects .* list them, such as"),
-        (config(target_modules=".*q"), {}, r"got the pattern '\.\*q'; write the names as a list, or lora_module_name"),
+        (
+            config(target_modules=".*q"),
+            {},
+            r"got the pattern '\.\*q'; write the names as a list, or use lora_module_name",
+        ),
         (config(inference_mode=True), {}, "^peft_config.inference_mode expects False, got True, which trains nothing$"),
-        (config(task_type="SEQ_CLS"), {}, "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; write"),
+        (config(task_type="SEQ_CLS"), {}, "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; set"),
         ({"r": 3}, {}, "^peft_config expects a peft.LoraConfig, got dict; other adapter kinds are not supported$"),
         (config(), {"lora_dim": 3}, "^peft_config and lora_dim set the same thing; leave one out$"),
     ],
@@ -496,11 +500,14 @@ TWO_RANKS = {"actor_lora_dim": 4, "critic_lora_dim": 2}
         (TWO_RANKS, None),
         ({**TWO_RANKS, "actor_zero_stage": 2, "critic_zero_stage": 1, "offload": True}, None),
         ({**TWO_RANKS, "actor_zero_stage": 3, "critic_zero_stage": 3}, None),
-        ({**TWO_RANKS, "critic_zero_stage": 3}, "ZeRO 3 shards .*--actor_zero_stage is 0, --critic_zero_stage 3; give"),
-        ({"actor_lora_dim": 4}, "adapters .* on one frozen trunk, and --critic_lora_dim is 0; give it 1 or more"),
-        ({"critic_lora_dim": 4}, "adapters .* on one frozen trunk, and --actor_lora_dim is 0; give it 1 or more"),
-        ({**TWO_RANKS, "only_optimize_lora": False}, "keeps the trunk frozen, and --only_optimize_lora false trains"),
-        ({**TWO_RANKS, "use_dora": True}, "lends the trunk's weights to two models, and --use_dora takes their norms"),
+        (
+            {**TWO_RANKS, "critic_zero_stage": 3},
+            "ZeRO-3 shards .*--actor_zero_stage is 0 and --critic_zero_stage is 3; use",
+        ),
+        ({"actor_lora_dim": 4}, "adapters .* on one frozen trunk, but --critic_lora_dim is 0; set it to 1 or more"),
+        ({"critic_lora_dim": 4}, "adapters .* on one frozen trunk, but --actor_lora_dim is 0; set it to 1 or more"),
+        ({**TWO_RANKS, "only_optimize_lora": False}, "keeps the trunk frozen, but --only_optimize_lora false trains"),
+        ({**TWO_RANKS, "use_dora": True}, "with --use_dora is untested, because two models would"),
     ],
 )
 def test_mistakes_of_a_shared_trunk(given, sentence):
@@ -523,7 +530,5 @@ def test_the_critics_path_is_the_reward_models_alone():
     assert names_of("c", "model").with_critic_tokenizer
     with pytest.raises(ThreestepError, match="^no reward is given; .* as --critic_model_name_or_path$"):
         names_of("", "model")
-    with pytest.raises(
-        ThreestepError, match="actor and critic on one trunk, and --advantage rloo has no critic; leave"
-    ):
+    with pytest.raises(ThreestepError, match="needs a critic, but --advantage rloo has none; drop"):
         names_of("c", "model", "rloo")

@@ -113,7 +113,7 @@ def test_half_of_a_tied_pair_is_refused(adapter, config):
     folder, _ = adapter(peft.LoraConfig(**{**LORA, **config}), tie_word_embeddings=True)
     if "target_modules" in config:  # PEFT saves the base's embeddings beside it
         rewritten(folder, lambda tensors: {name: value for name, value in tensors.items() if "lora_" in name})
-    words = "(merging this adapter .kind LORA. into .* changes what they compute by|ties the two; merge them with PEFT)"
+    words = "(merging this adapter .kind LORA. into .* changes the output by|ties to it; merge them with PEFT)"
     with pytest.raises(ThreestepError, match=words):
         load(folder)
 
@@ -122,11 +122,17 @@ def test_half_of_a_tied_pair_is_refused(adapter, config):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda tensors, name: tensors.pop(name), "holds .* tensors and lacks the tensor {name}, of the .* adapter_"),
-        (lambda tensors, name: tensors.update(other=torch.ones(1)), "holds the tensor other, for which LlamaForCausal"),
+        (
+            lambda tensors, name: tensors.pop(name),
+            "has .* tensors that adapter_config.json requires .*, and lacks the tensor {name};",
+        ),
+        (
+            lambda tensors, name: tensors.update(other=torch.ones(1)),
+            "has the tensor other, which adapter_config.json does not define for LlamaForCausal",
+        ),
         (
             lambda tensors, name: tensors.update({name: torch.ones(3, 7)}),
-            r"{name} expects the shape \[.*\] of '.*model' and adapter_config.json, got \[3, 7\]; give the base",
+            r"{name} expects the shape \[.*\] of '.*model' and adapter_config.json, got \[3, 7\]; use the base",
         ),
     ],
     ids=["missing", "unexpected", "misshapen"],
@@ -143,8 +149,14 @@ def test_tensors_that_do_not_fit(adapter, kind, name, change, words):
 def test_another_base_than_it_was_trained_on(adapter, save_folder):
     folder, _ = adapter(KINDS["lora"]())
     for changed, words in [
-        ({BASE: save_folder("other", family="opt")}, "holds 8 tensors, .* for which OPTForCausalLM .* give the base"),
-        ({BASE: save_folder("deep", num_hidden_layers=3)}, "holds 8 tensors and lacks 4 tensors, such as .*layers.2"),
+        (
+            {BASE: save_folder("other", family="opt")},
+            "has 8 tensors, .* which adapter_config.json does not define for OPTForCausalLM .* use the base",
+        ),
+        (
+            {BASE: save_folder("deep", num_hidden_layers=3)},
+            "has 8 of the 12 tensors .*, and lacks 4 tensors, such as .*layers.2",
+        ),
         ({"target_modules": ["no_such_layer"]}, "adapter of kind LORA, which PEFT cannot merge into LlamaForCausalLM"),
     ]:
         settings_of(folder, **changed)
@@ -187,7 +199,7 @@ def test_a_language_models_adapter_under_a_new_head(adapter):
     torch.testing.assert_close(
         model.base_model.layers[1].self_attn.q_proj.weight, merged.model.layers[1].self_attn.q_proj.weight
     )
-    with pytest.raises(ThreestepError, match="for which LlamaForCausalLM of .* has no place"):
+    with pytest.raises(ThreestepError, match="does not define for LlamaForCausalLM of "):
         settings_of(folder, target_modules=["q_proj"])
         load(folder)
 
@@ -257,7 +269,7 @@ WHOLE_HEAD = {"modules_to_save": ["lm_head"]}
         (
             WHOLE_HEAD,
             lambda tensors: {name: torch.ones(7, 32) if "lm_head" in name else t for name, t in tensors.items()},
-            r"lm_head.weight expects the shape .*got \[7, 32\]; give the base that",
+            r"lm_head.weight expects the shape .*got \[7, 32\]; use the base that",
         ),
         (
             {},

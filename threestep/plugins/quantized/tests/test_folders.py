@@ -139,9 +139,7 @@ def test_a_quantized_base(adapter):
     folder, _ = adapter(peft.LoraConfig(**LORA))
     base = Path(folder).parent / "model"
     settings_in(str(base), quantization_config={"quant_method": "awq"})
-    with pytest.raises(
-        ThreestepError, match="weights are quantized, so merging would round them; write the unquantized model"
-    ):
+    with pytest.raises(ThreestepError, match="weights are quantized, so merging would round them; set base_model"):
         load(folder)
     words = f"of the adapter '{folder}' the base: '{base}': expected whole w"
     with pytest.raises(ThreestepError, match=words) as said:
