@@ -22,7 +22,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         value = None if text is None else parse_yaml(text)
     except (ValueError, OverflowError, yaml.YAMLError) as problem:
-        raise ThreestepError(f"{path} expects YAML: {first_line(problem)}") from problem
+        raise ThreestepError(f"{path} is not valid YAML: {first_line(problem)}") from problem
     return checked_value(dict[str, Any], {} if value is None else value, path)
 
 

@@ -112,7 +112,7 @@ def _held_out(found: Explanation) -> str:
     held = found.held_out
     if held is None:
         return ""
-    head = ["response", "before", "to first order", "in truth"]
+    head = ["response", "before", "to first order", "actual"]
     said = "Log-probabilities before the step, and their change in the step, in nats."
     rows = [
         [
@@ -146,7 +146,7 @@ def _lessons(found: Explanation) -> str:
     more = "".join(
         f"<details><summary>{escape(words)}</summary>{''.join(own)}</details>" for words, own in parts if own
     )
-    return f"<h2>Who taught it</h2><p>{escape(told)}</p>{''.join(cards[:_FIRST_LESSONS])}{more}"
+    return f"<h2>What taught it</h2><p>{escape(told)}</p>{''.join(cards[:_FIRST_LESSONS])}{more}"
 
 
 def _lesson(lesson: NamedLesson, place: str) -> str:

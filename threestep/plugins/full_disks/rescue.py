@@ -102,7 +102,7 @@ def _refusal_of(save: Callable[[Path], None], place: Path) -> OSError | None:
 
 def _free(place: Path) -> str:
     free = free_bytes(place)
-    return "the free space there is unknown" if free is None else f"{in_gigabytes(free)} are free"
+    return "the free space there is unknown" if free is None else f"{in_gigabytes(free)} is free"
 
 
 def _sleep(seconds: float, interrupts: Interrupts) -> None:

@@ -33,7 +33,7 @@ def model_of(step: AuditedStep) -> Llama:
     weights = step.state("weights_before.")
     for name, what in (("dropout", "dropout"), ("embedding_noise", "noise on embeddings")):
         if float(step.settings.get(name, 0.0)):
-            raise LackingError(f"a reference of {what}")
+            raise LackingError(f"a reference for {what}")
 
     def make() -> Llama:
         from threestep.plugins.audit.references.llama import Llama, why_unknown

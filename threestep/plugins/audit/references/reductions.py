@@ -118,10 +118,10 @@ MISTAKES: dict[str, Callable[[Units, Reduction], float]] = {
     ),
     "the mean over ranks of their own means: denominators are local": lambda units, right: mean_of_ranks(units),
     "the mean over sequences of their means": lambda units, right: sequence_mean(units),
-    "the mean over sequences, with those in which no token counts": (
+    "the mean over sequences, including those in which no token counts": (
         lambda units, right: sequence_mean(units) * counted_sequences(units) / len(np.unique(units.sequence_U))
     ),
-    "the mean over sequences, including those in which no token counts": lambda units, right: token_mean(units),
+    "the mean over all tokens alike, in place of a mean over sequences": lambda units, right: token_mean(units),
     "the sum of each sequence, in place of its mean": lambda units, right: sequence_sum(units),
     "a sum that is divided by nothing": lambda units, right: plain_sum(units),
     "a count with one extra token per sequence: the first, which nothing predicts": (

@@ -202,7 +202,7 @@ def test_what_is_no_file_is_refused_and_settings_that_are_not_there_are_none(tmp
     os.symlink("nowhere", tmp_path / "link")
     for name in ("folder", "link"):
         for read in (read_settings, read_tensors):
-            with pytest.raises(ThreestepError, match=f"{name} is not a file: expected"):
+            with pytest.raises(ThreestepError, match=f"{name} .*file"):
                 read(tmp_path / name)
     assert read_settings(tmp_path / "gone") == {}
     with pytest.raises(ThreestepError, match="gone is missing: expected tensors"):

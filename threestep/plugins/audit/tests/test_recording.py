@@ -66,8 +66,8 @@ def test_a_record_comes_back(tmp_path: Path):
     ("tensors", "words"),
     [
         ({"logprob": np.zeros(3, np.float32)}, "has the unknown tensor 'logprob'; did you mean 'logprobs'"),
-        ({"logprobs": np.zeros(3, np.int64)}, "loss_mask expects 3 entries, as in logprobs, got 4"),
-        ({"loss_mask": np.zeros(4, bool)}, "loss_mask expects 3 entries, as logprobs has, got 4"),
+        ({"logprobs": np.zeros(3, np.int64)}, "expects floating-point numbers in 1 dimension(s) [T], got int64"),
+        ({"loss_mask": np.zeros(4, bool)}, "loss_mask expects 3 entries, as in logprobs, got 4"),
         ({"lengths": np.array([2, 2])}, "lengths must add up to the 3 entries of logprobs, got 4"),
         ({"rollout_values": np.zeros(1, np.float32)}, "rollout_lengths must add up to the 1 entries"),
     ],

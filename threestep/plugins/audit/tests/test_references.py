@@ -399,7 +399,7 @@ def test_adapters_are_pefts():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt2"}, "a reference of gpt2"),
+        ({"model_type": "gpt2"}, "a reference for gpt2"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rotary embeddings of the type yarn"),
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"sliding_window": 8}, "sliding windows"),

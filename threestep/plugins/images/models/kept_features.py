@@ -93,7 +93,7 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
     shared: FeatureReader | None = None if shares is None else getattr(shares, FEATURE_READER)
     if shared is not None:
         if shared.projector is None and trained:
-            return "its projector trains"
+            return "its projector is trained"
         if not _same_weights(shares, model, with_projector=shared.projector is None):
             return "its vision tower or projector has different weights"
         trained = [] if shared.projector is None else projectors

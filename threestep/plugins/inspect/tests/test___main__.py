@@ -39,9 +39,9 @@ def test_text_says_what_was_read_and_marks_what_carries_loss(run):
     said = run([PAIR] * 10, "--rows=1", "--data_split=3,3,4")
     assert "Human: Is 1 a number? Assistant:⟦ Yes.<end>⟧" in said
     assert "read as question_answer because of its columns; not read: 'topic'" in said
-    phase_1 = "step 1 (supervised fine-tuning): 3 of 10 training rows (--data_split 3,3,4); --data_split 1,0,0 takes"
+    phase_1 = "step 1 (supervised fine-tuning): 3 of 10 training rows (--data_split 3,3,4); --data_split 1,0,0 uses"
     assert phase_1 in said
-    assert "step 3 (PPO): 4 of 10 training rows (--data_split 3,3,4); --data_split 0,0,1 takes all; 0 held out" in said
+    assert "step 3 (PPO): 4 of 10 training rows (--data_split 3,3,4); --data_split 0,0,1 uses all; 0 held out" in said
     assert "no --model_name_or_path" in said and "lengths in characters, before any cut: least 38, median 38" in said
 
 
