@@ -23,9 +23,9 @@ class AheadArguments:
     rollouts_ahead: str = flag(
         "0",
         "Draw responses this many steps ahead, while earlier steps train: each step then learns from responses drawn "
-        "with weights exactly this many steps older, and its losses correct for that (--mismatch_correction). 0 "
-        "draws with the newest weights. free: learn from prompts as their responses finish, in an order that depends "
-        "on timing and is recorded.",
+        "with weights exactly this many steps older, and its losses are corrected for that (--mismatch_correction). "
+        "0 draws with the newest weights. free: learn from prompts as their responses finish, in an order that "
+        "depends on timing and is recorded.",
         "steps",
     )
     max_rollout_age: int | None = flag(

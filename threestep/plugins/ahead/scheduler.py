@@ -90,7 +90,7 @@ class AheadScheduler(RolloutScheduler):
         mistakes.require(
             not self.flags.takes_as_they_end or not self.source,
             f"--{self.source} numbers rollouts in the order they are drawn, which depends on timing with "
-            "--rollouts_ahead free; leave it out, and repeat a run with --replay_schedule",
+            f"--rollouts_ahead free; leave --{self.source} out, and repeat a run with --replay_schedule",
         )
 
     def check_run(
@@ -105,13 +105,13 @@ class AheadScheduler(RolloutScheduler):
         if media is not None:
             raise ThreestepError(
                 f"--rollouts_ahead {ahead} does not work with prompts that have {media.name}, because the model in "
-                "training computes their features; leave it out"
+                "training computes their features; leave --rollouts_ahead out"
             )
         if engine.takes_weights and ranks > 1 and not engine.meets_other_ranks:
             raise ThreestepError(
                 f"--rollouts_ahead {ahead} with --rollout_engine {self.ppo.rollout_engine} works on one rank only, "
                 f"because the first rank sends weights while the other ranks train, but this run has {ranks} ranks; "
-                "use one rank, or leave it out"
+                "use one rank, or leave --rollouts_ahead out"
             )
         if self.flags.replay_schedule is not None:
             self._schedule(prompts_of_step, rollouts)

@@ -25,15 +25,15 @@ class BestModelArguments:
     )
     early_stopping: int = flag(
         0,
-        "End training early, and save the model, after this many evaluations in a row without a new best; 0: never. "
-        "With --load_best_model_at_end, the best model is saved.",
+        "End training early, and save the model, after this many evaluations in a row without a new best; 0 never "
+        "ends early. With --load_best_model_at_end, the best model is saved.",
         "evaluations >= 0",
         aliases=["--early_stopping_patience"],
     )
     metric_for_best_model: str | None = flag(
         None,
-        "The evaluation metric that decides which model is best, such as accuracy. Default: reward in step 3, "
-        "else loss.",
+        "The evaluation metric that decides which model is best, such as accuracy. Default: reward in step 3, loss "
+        "elsewhere.",
     )
     greater_is_better: bool | None = flag(
         None, "Whether a greater value of the metric is better. Default: true, except for losses and perplexities."

@@ -33,7 +33,7 @@ def metric_in(figures: Mapping[str, float], given: str | None, flag: str = "--lo
     if not figures:
         raise ThreestepError(
             f"{flag} needs evaluations, but there are no evaluation rows; raise --eval_fraction, give data with "
-            "evaluation rows, or leave it out"
+            f"evaluation rows, or leave {flag} out"
         )
     metric = judged_metric(figures, given)
     if metric is not None:

@@ -96,8 +96,7 @@ class Called(RunCourse):
             return {}
         if not isinstance(answer, Mapping):
             raise ThreestepError(
-                f'the function must return None, "{STOP}" or a dict of metrics, got {answer!r:.60}; leave out other '
-                "returns"
+                f'the function must return None, "{STOP}" or a dict of metrics, got {answer!r:.60}; return None instead'
             )
         for name, value in answer.items():
             if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):

@@ -21,7 +21,7 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
         mistakes.require(
             flags.added.of(SftTeacherArguments).likelihood_coef > 0,
             f"--likelihood_coef 0 trains from a teacher alone, but no teacher is given; give {MODEL_FLAG}, or leave "
-            "it out",
+            "--likelihood_coef out",
         )
         return
     if not isinstance(flags, OneModelFlags):
@@ -39,7 +39,7 @@ def step_needs(flags: Any) -> StepNeeds:
     teacher = teacher_of(flags).settings
     if not teacher.is_there:
         return StepNeeds()
-    return StepNeeds({teacher.flag: True}, "a teacher is read with the forward that learns")
+    return StepNeeds({teacher.flag: True}, "the teacher is read in the training forward pass")
 
 
 def _check_rollouts(flags: Any, mistakes: Mistakes) -> None:

@@ -53,7 +53,7 @@ def check_same_words(settings: TeacherSettings, student: PreTrainedTokenizerBase
             f"training '{student.name_or_path}' ({len(student)} tokens) differ, so their distributions cannot be "
             "compared token by token; use a teacher of the same family"
         )
-    check_positions(model_settings(settings), settings.longest_tokens, "the flags of lengths")
+    check_positions(model_settings(settings), settings.longest_tokens, "the length flags")
 
 
 def open_teacher(settings: TeacherSettings, policy: TrainingEngine, load_under: LoadUnder) -> Distillation | None:
@@ -100,7 +100,7 @@ def _loaded(settings: TeacherSettings, policy: TrainingEngine, load_under: LoadU
             f"--teacher_top_k {compared.top_k} must be less than the vocabulary of {vocabulary:,} tokens; 0 compares "
             "all of them"
         )
-    of_what = f"its {compared.top_k} likeliest tokens and the rest" if compared.top_k else f"{vocabulary:,} tokens"
+    of_what = f"its {compared.top_k} most likely tokens and the rest" if compared.top_k else f"{vocabulary:,} tokens"
     log(f"teacher: '{name}', {compared.kind} divergence over {of_what}", ranks.is_main)
     return Teacher(frozen, head, compared, vocabulary)
 

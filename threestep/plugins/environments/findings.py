@@ -191,7 +191,7 @@ def _nonsense(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFindi
     if failed:
         names = ", ".join(f"'{script}'" for script in dict.fromkeys(each.script for each in failed))
         return EnvironmentFinding("nonsense", WRONG, f"fails at {names}: {failed[0].problems[0]}")
-    return EnvironmentFinding("nonsense", GOOD, f"handles all {len(SCRIPTS) - 1} kinds of it without a failure")
+    return EnvironmentFinding("nonsense", GOOD, f"handles all {len(SCRIPTS) - 1} kinds of nonsense without a failure")
 
 
 def _pays(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFinding:

@@ -113,5 +113,5 @@ def _check_same(real: AuditedStep, other: AuditedStep, said: str) -> None:
     if not np.array_equal(*ids) or any(not np.array_equal(before[0][name], before[1][name]) for name in before[0]):
         raise ThreestepError(
             f"--run_rules needs the same samples and weights with {said}, but the rerun had others: the explained "
-            "step is not the first update of its rollout, or the rule decides what is drawn; leave it out"
+            "step is not the first update of its rollout, or the rule decides what is drawn; leave --run_rules out"
         )

@@ -151,5 +151,5 @@ def check_forward(step: AuditedStep, before: Reads) -> None:
     if not np.isfinite(recorded).all() or not apart <= rounding * (1.0 + float(np.abs(recorded).max(initial=0.0))):
         raise ThreestepError(
             f"an explanation needs the recorded {name} to follow from the recorded weights, but they differ by "
-            f"{apart:.3g}: the model had parts of its own in the step, or its rows were not plain sequences"
+            f"{apart:.3g}: the model had extra parts in this step, or its rows were not plain sequences"
         )

@@ -88,9 +88,7 @@ def _size_of(first: FirstDifference) -> str:
         return "" if math.isnan(apart) or not apart else f", a relative difference of {_size(apart)}"
     if math.isnan(apart):
         return ", which rounding cannot explain"
-    return (
-        f", {_size(apart)} apart: a jump, after {_size(first.before)} before it; drift stays below {_size(first.bound)}"
-    )
+    return f", {_size(apart)} apart: a jump from {_size(first.before)}; drift stays below {_size(first.bound)}"
 
 
 def _size(value: float) -> str:

@@ -31,7 +31,7 @@ def test_answers():
     [
         (
             True,
-            '--callback: the function must return None, "stop" or a dict of metrics, got True; leave out other',
+            '--callback: the function must return None, "stop" or a dict of metrics, got True; return None',
         ),
         ("halt", "got 'halt'"),
         ({"a": "1"}, "--callback: returned metrics must map names to numbers, got 'a': '1'"),
@@ -119,7 +119,7 @@ def test_a_callbacks_mistake_ends_the_run(tmp_path):
     with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
         ended(tmp_path / "b", LOSSES, own)
     own = own_callback(tmp_path / "other", "return 1 / (3 - step)")
-    with pytest.raises(ThreestepError, match="^--callback: the function must return None, .*, got 0.5; leave out"):
+    with pytest.raises(ThreestepError, match="^--callback: the function must return None, .*, got 0.5; return None"):
         ended(tmp_path / "a", LOSSES, own)
 
 

@@ -139,7 +139,7 @@ def test_a_teacher_reads_texts_alone(in_rollouts, why):
     assert mistakes.sentences == [why]
     assert teacher.trains_alone and not none.trains_alone
     needs = step_needs(one_model_flags(STEP, "--distill t.jsonl"))
-    assert needs == StepNeeds({"--distill": True}, "a teacher is read with the forward that learns")
+    assert needs == StepNeeds({"--distill": True}, "the teacher is read in the training forward pass")
     assert step_needs(one_model_flags(STEP, "")) == StepNeeds({}, "")
 
 

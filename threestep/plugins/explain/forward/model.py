@@ -115,8 +115,8 @@ class RecordedModel:
         self.module = module.to(dtype)  # of sizes that the record has, too
         if missing or (scores and self._head() is None):
             raise ThreestepError(
-                f"the record of a {config.get('model_type')} model lacks {(missing or ['score'])[0]} in its shape: "
-                "it was not written with all values, or the model has parts of its own"
+                f"the record of a {config.get('model_type')} model lacks {(missing or ['score'])[0]} in the expected "
+                "shape: it was not written with all values, or the model has extra parts"
             )
 
     def read(self, sequences: Sequence[np.ndarray]) -> Reads:

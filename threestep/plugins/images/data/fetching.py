@@ -67,9 +67,7 @@ def _parts_of(url: str, where: str) -> tuple[str, str]:
         )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or any(sign <= " " for sign in path) or not host.isascii():
-        raise BadConversation(
-            f"{where}: expected an address with its other characters percent-encoded, got {url[:80]!r}"
-        )
+        raise BadConversation(f"{where}: expected an address with special characters percent-encoded, got {url[:80]!r}")
     return host, path
 
 

@@ -106,7 +106,7 @@ def _held(part: Mapping[str, Any], where: str) -> Any:
     if len(held) > 1:
         raise BadConversation(f"{where}: an image part: expected one image, got {len(held)}")
     if "file_id" in part and not held:
-        raise BadConversation(f"{where}: an image part: expected its image, got the file_id of a service's store")
+        raise BadConversation(f"{where}: an image part: expected its image, got a file_id from an online service")
     if "base64" in held:
         return held
     inner = next(iter(held.values()), None)

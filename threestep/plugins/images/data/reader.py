@@ -144,7 +144,7 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
         raise _unreadable(name_or_path, error) from error
     if not type(processor).__name__.endswith("Pil"):
         raise ThreestepError(
-            f"'{name_or_path}': expected an image processor that uses Pillow in transformers, got "
+            f"'{name_or_path}': expected an image processor that transformers implements with Pillow, got "
             f"{type(processor).__name__}; torchvision's pixels differ from Pillow's"
         )
     return ImageReader(family_of(config, tokenizer), processor, config.model_type)

@@ -37,7 +37,7 @@ class PlannedImages:
 
     @property
     def sentence(self) -> str:
-        return f"pictures: counted as if {self.most:,} tokens of a forward pass were theirs; fewer take less"
+        return f"pictures: assumes {self.most:,} image tokens per forward pass; fewer need less memory"
 
     def times(self, of_one: float) -> int:
         """Bytes of all pictures of a forward, from those of one."""

@@ -69,7 +69,7 @@ class SentImages:
         size = picture_size(data, where)
         if _FORMATS.get(str(given.get("format"))) != size.format:
             raise ThreestepError(
-                f"{where}: format expects {' or '.join(_FORMATS)}, whichever the picture is, got "
+                f"{where}: format must be {' or '.join(_FORMATS)}, matching the picture, got "
                 f"{given.get('format')!r:.60} for a picture in {size.format}; give the picture's own format"
             )
         medium = self._decoding.submit(self._read, data, where).result()

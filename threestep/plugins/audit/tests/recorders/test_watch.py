@@ -291,7 +291,7 @@ def test_rows_of_an_older_kto_are_refused(tmp_path: Path):
     trainer = KTOTrainer()
     trainer.compute_loss = lambda model, inputs, num_items_in_batch=None: model(IDS, IDS).log_probs.sum()
     with (
-        pytest.raises(ThreestepError, match="KTO expects input_ids, attention_mask, completion_mask, label among the"),
+        pytest.raises(ThreestepError, match="KTO needs input_ids, attention_mask, completion_mask, label among the"),
         threestep.audit.recorded(trainer, tmp_path),
     ):
         trainer.step([{"prompt_input_ids": IDS}])
@@ -371,7 +371,7 @@ def test_trainers_that_a_program_makes(tmp_path: Path):
 
 def test_other_trainers_are_refused():
     known = "SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer, GRPOTrainer, RLOOTrainer, Trainer"
-    words = f"recorded expects one of {known} of TRL and transformers, or a class made of one, got Stand"
+    words = f"recorded expects one of {known} of TRL and transformers, or a subclass of one, got Stand"
     with (
         pytest.raises(ThreestepError, match=words),
         threestep.audit.recorded(Stand(), "record"),

@@ -81,7 +81,7 @@ def test_parts_of_services_hold_their_images(part, image):
         ([user("<image><image>")], ["a"], "got 1 images and 2 places"),
         ([user([{**IMAGE, "image": "a"}])], ["b"], "got 1 in parts, 0 parts without one and 1 in a column"),
         ([user([{**IMAGE, "image": "a", "path": "b"}])], [], "message 1: an image part: expected one image, got 2"),
-        ([user([{"type": "input_image", "file_id": "f1"}])], [], "expected its image, got the file_id of a service's"),
+        ([user([{"type": "input_image", "file_id": "f1"}])], [], "expected its image, got a file_id from an online"),
         ([HO], ["a"], "expected a user message for 1 images without a place, got none"),
         ([user("Hi"), assistant("<image>")], ["a"], "message 2: an image in an assistant message"),
         ([user([{"type": "video"}])], ["a"], "a content part: expected text or an image, got one of type 'video'"),

@@ -38,7 +38,7 @@ def test_a_reader_is_of_a_folder_with_an_image_processor_whose_tokens_the_tokeni
         "images: prepared by Qwen2VLImageProcessorPil; their tokens are checked against those of Qwen2VLProcessor"
     )
     assert reader.text_of(picture(56, 56), "here").text == "<|image_pad|>" * 4
-    with pytest.raises(ThreestepError, match="the tokenizer has no token number 260, which a model of the family"):
+    with pytest.raises(ThreestepError, match="the tokenizer has no token number 260, which models of the family"):
         open_image_reader(str(folder), config_of(folder), tokenizer_of("llava").__class__(vocab={"a": 0}, merges=[]))
     (folder / "preprocessor_config.json").unlink()
     assert open_image_reader(str(folder), config_of(folder), tokenizer) is None
