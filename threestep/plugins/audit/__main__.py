@@ -100,24 +100,24 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="what the step should be, instead of the recorded settings: 'grpo, token mean, k3', or NAME=VALUE",
     )
     parser.add_argument(
-        "--work", default=DEFAULT_WORK, metavar="FOLDER", help="two runs: folder for the reruns [%(default)s]"
+        "--work", default=DEFAULT_WORK, metavar="FOLDER", help="with two runs: folder for the reruns [%(default)s]"
     )
     parser.add_argument(
         "--trust_run",
         action="store_true",
-        help="two runs: rerun both up to the step that differs, with their own settings and code",
+        help="with two runs: rerun both up to the step that differs, with their own settings and code",
     )
     for side in "ab":
         parser.add_argument(
             f"--python_{side}",
             metavar="PYTHON",
-            help=f"two runs: Python interpreter for the rerun of {side.upper()}, with its threestep and libraries; "
+            help=f"with two runs: Python interpreter for the rerun of {side.upper()}, with its threestep and libraries; "
             "default: this one",
         )
         parser.add_argument(
             f"--code_{side}",
             metavar="FOLDER",
-            help=f"two runs: threestep checkout for the rerun of {side.upper()}, such as a `git worktree add`; "
+            help=f"with two runs: threestep checkout for the rerun of {side.upper()}, such as a `git worktree add`; "
             "default: the interpreter's",
         )
     parser.add_argument("--out", metavar="FILE", help="also write the findings to this HTML file")

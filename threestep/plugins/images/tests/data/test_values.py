@@ -385,7 +385,7 @@ def test_paths_bytes_and_pil(tmp_path, monkeypatch):
 
 
 def test_a_path_without_a_file_and_bytes_elsewhere_are_no_pictures(tmp_path):
-    with pytest.raises(ThreestepError, match=r"^rows\[0\]\['images'\] expects a picture: .* got 'no.png', which"):
+    with pytest.raises(ThreestepError, match=r"^rows\[0\]\['images'\] expects an image .* got 'no.png', which"):
         address_of_rows([{"prompt": "a", "images": ["no.png"]}], tmp_path)
     with pytest.raises(ThreestepError, match=r"^rows\[0\]\['blob'\] expects text, numbers, lists or dicts, got bytes"):
         address_of_rows([{"prompt": "a", "blob": png("red")}], tmp_path)
