@@ -111,8 +111,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(
             f"--python_{side}",
             metavar="PYTHON",
-            help=f"with two runs: Python interpreter for the rerun of {side.upper()}, with its threestep and libraries; "
-            "default: this one",
+            help=f"with two runs: Python interpreter for the rerun of {side.upper()}, with its threestep and "
+            "libraries; default: this one",
         )
         parser.add_argument(
             f"--code_{side}",

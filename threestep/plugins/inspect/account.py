@@ -170,7 +170,7 @@ class Account:
 
     @property
     def refused(self) -> str | None:
-        """Why nothing can be trained on these data: a source is refused, or every phase is."""
+        """The reason why nothing can be trained on this data: a source is refused, or every phase is."""
         of_sources = [source.refused for source in self.sources if source.refused]
         if of_sources or not self.phases or any(phase.refused is None for phase in self.phases):
             return next(iter(of_sources), None)
@@ -308,7 +308,7 @@ REASONS = {
 
 
 def in_words(reason: str) -> str:
-    """Why a row is left out."""
+    """The reason why a row is left out."""
     of_media = media_kind().why_dropped if reason not in REASONS and has_media_kind() else {}
     return {**REASONS, **of_media}.get(reason, reason.replace("_", " "))
 

@@ -103,7 +103,7 @@ def _not_repeated(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _why(run: RunDigests, again: Rerun, side: str) -> str:
-    """Why a run may not repeat itself. side: a or b."""
+    """Return the reasons why a run may not repeat itself. side: a or b."""
     differing = environments_that_differ(run.environment, again.environment)
     if not differing:
         code = f"its code (give a checkout with --code_{side}) or " if "commit" not in run.environment else ""

@@ -158,7 +158,7 @@ def _unreadable(name_or_path: str, error: Exception) -> ThreestepError:
 
 
 def unread_because(config: Any, name_or_path: str) -> str:
-    """Why the images of rows are not read for a model without a reader: ends "the row holds images, and ...".
+    """Return the reason why a model without a reader does not read images: ends "the row holds images, and ...".
 
     config: of a model of images and text.
     """
