@@ -101,4 +101,4 @@ def test_the_page_of_data_runs(tmp_path):
         assert (tmp_path / step / "model" / "config.json").is_file() and "read from the cache" not in log
     sft = next(content for _, _, content in found if content.startswith("threestep sft"))
     again = pasted(sft.replace("--output_dir sft", "--output_dir again"), tmp_path)
-    assert "data: phase1 read from the cache" in again.stdout
+    assert "data: step 1 rows read from the cache" in again.stdout

@@ -93,7 +93,7 @@ def test_an_earlier_run_is_not_written_over(here, monkeypatch):
     checkpoint = here / "out" / "checkpoints" / "step_000001"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
-    with pytest.raises(threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1: give"):
+    with pytest.raises(threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1; add"):
         threestep.sft("m", ROWS, output_dir="out")
     assert not (here / "out" / "given").exists()
     for resume in (True, "true", "latest"):
@@ -121,7 +121,7 @@ def test_an_earlier_runs_figures_are_not_this_ones(here, monkeypatch):
     monkeypatch.setattr(training_calls, "run_here", lambda *given: None)
     (here / "out").mkdir()
     (here / "out" / "summary.json").write_text('{"seconds": 1.0}')
-    with pytest.raises(threestep.ThreestepError, match=r"out' holds a finished run \(summary.json\): give an"):
+    with pytest.raises(threestep.ThreestepError, match=r"out' holds a finished run \(summary.json\); use an"):
         threestep.sft("m", "embedded", output_dir="out")
     assert (here / "out" / "summary.json").exists()
     assert threestep.sft("m", "embedded", output_dir="out", overwrite=True).figures == {}
@@ -235,10 +235,10 @@ def test_what_the_package_exports():
     ("sentence", "expected"),
     [
         (
-            "--output_dir /a/done holds a finished run: give another --output_dir, or --overwrite to replace that run",
-            "output_dir='/a/done' holds a finished run: give another output_dir, or overwrite=True to replace that run",
+            "--output_dir /a/done holds a finished run; use another --output_dir, or add --overwrite to replace it",
+            "output_dir='/a/done' holds a finished run; use another output_dir, or add overwrite=True to replace it",
         ),
-        ("up to step 1: give --resume to continue it", "up to step 1: give resume=True to continue it"),
+        ("up to step 1; add --resume to continue it", "up to step 1; add resume=True to continue it"),
         ("--resume: no checkpoint there", "resume: no checkpoint there"),
         ("--learning_rate expects more than 0, got -1.0", "learning_rate expects more than 0, got -1.0"),
         ("--lora_dim 8 and --only_optimize_lora false", "lora_dim=8 and only_optimize_lora=False"),

@@ -24,21 +24,21 @@ CHOSEN_AGAIN = KEPT_AS_BEGUN.keys() - {"prompt_style", "data_split"}
 SHARING_ROWS = tuple(added("row_sharing", ()))  # so many ranks take the rows of one
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
 PER_STEP = {
-    "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),
-    "prompts of a rollout": ("per_device_generation_batch_size", "generation_batches"),
-    "sequences of a minibatch": ("per_device_training_batch_size", "gradient_accumulation_steps"),
+    "sequences per optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),
+    "prompts per rollout": ("per_device_generation_batch_size", "generation_batches"),
+    "sequences per minibatch": ("per_device_training_batch_size", "gradient_accumulation_steps"),
 }
-DEALT_TO_GROUPS = ("sequences of an optimizer step",)  # not to ranks, where these share rows
+DEALT_TO_GROUPS = ("sequences per optimizer step",)  # not to ranks, where these share rows
 
 
 @dataclass
 class CheckpointArguments:
-    """Saving and resuming. Steps are optimizer steps; in step 3, rollouts with their updates."""
+    """Saving and resuming. A step is an optimizer step or, in step 3, a rollout with its updates."""
 
     topic: ClassVar[str] = "checkpoints"
     may_change: ClassVar[bool] = True
 
-    save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", "steps >= 0")
+    save_every: int = flag(0, "Steps between checkpoints; 0 saves only when the run is interrupted.", "steps >= 0")
     save_epochs: float = flag(
         0.0, "Also write a checkpoint every time this many epochs are complete; 0 disables it.", "epochs >= 0"
     )
@@ -55,7 +55,7 @@ class CheckpointArguments:
             "const": LATEST,
             UNIT: "checkpoint",
             "help": (
-                "Resume from the run's latest checkpoint (also: true), or from the given path in "
+                "Resume from the run's latest checkpoint (no value, or true) or from the given path in "
                 "OUTPUT_DIR/checkpoints. A run without checkpoints starts from the beginning."
             ),
         },
@@ -63,7 +63,7 @@ class CheckpointArguments:
     overwrite: bool = flag(
         False,
         "Replace the finished run in --output_dir and remove its checkpoints; without this flag, such a folder is "
-        "refused. With --resume, only if there is no checkpoint.",
+        "refused. With --resume, it applies only if there is no checkpoint.",
     )
 
     def __post_init__(self) -> None:

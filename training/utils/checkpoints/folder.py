@@ -172,14 +172,12 @@ def _check_format(checkpoint: Path, manifest: dict[str, Any]) -> None:
     unknown = sorted(manifest.keys() - set(MANIFEST_KEYS))
     written = manifest.get("format", 1)
     if written == 1:
-        raise ThreestepError(
-            f"{checkpoint} holds pickles of a version before 0.1; resume or export it with that version"
-        )
+        raise ThreestepError(f"{checkpoint} was pickled by a version before 0.1; resume or export it with that version")
     if not isinstance(written, int) or written > FORMAT or unknown:
         what = f"with {', '.join(unknown)} in its {MANIFEST}" if unknown else f"in format {written!r}"
         raise ThreestepError(
-            f"{checkpoint} was written {what} by a later version of Threestep, but this one knows format {FORMAT}; "
-            "resume or export it with that version"
+            f"{checkpoint} was written {what} by a later version of Threestep, but this version reads format "
+            f"{FORMAT}; resume or export it with the later version"
         )
 
 
@@ -205,13 +203,13 @@ def check_keys(saved: Any, known: Collection[str], what: str, optional: Collecti
     """ThreestepError that names the keys of `saved` that are neither `known` nor `optional`, or the known ones that it
     lacks. what: the part of a checkpoint that it is"""
     if not isinstance(saved, Mapping):
-        raise ThreestepError(f"--resume: {what} is not a table of {', '.join(sorted(known))}; {_REMEDY}")
+        raise ThreestepError(f"--resume: {what} is not an object with {', '.join(sorted(known))}; {_REMEDY}")
     if unknown := sorted(saved.keys() - {*known, *optional}):
         raise ThreestepError(
-            f"--resume: {what} holds {', '.join(unknown)}, which this version does not know; {_REMEDY}"
+            f"--resume: {what} contains {', '.join(unknown)}, which this version does not know; {_REMEDY}"
         )
     if missing := sorted(set(known) - saved.keys()):
-        raise ThreestepError(f"--resume: {what} lacks {', '.join(missing)}, which this version writes; {_REMEDY}")
+        raise ThreestepError(f"--resume: {what} lacks {', '.join(missing)}, which this version needs; {_REMEDY}")
 
 
 def read_record(path: Path) -> Any:
@@ -229,7 +227,7 @@ def as_written(what: str) -> Iterator[None]:
         raise ThreestepError(f"--resume: there is no {what}; {_REMEDY}") from problem
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as problem:
         reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
-        raise ThreestepError(f"--resume: {what} is not what this version writes ({reason}); {_REMEDY}") from problem
+        raise ThreestepError(f"--resume: {what} has an unexpected form ({reason}); {_REMEDY}") from problem
 
 
 def record_of(make: Callable[..., _Record], saved: Mapping[str, Any], what: str) -> _Record:
@@ -239,4 +237,4 @@ def record_of(make: Callable[..., _Record], saved: Mapping[str, Any], what: str)
         return make(**saved)
     except TypeError as problem:  # of the constructor: an unexpected keyword argument, a missing one
         reason = str(problem).partition("() ")[2] or problem
-        raise ThreestepError(f"--resume: {what} is not what this version writes ({reason}); {_REMEDY}") from problem
+        raise ThreestepError(f"--resume: {what} has an unexpected form ({reason}); {_REMEDY}") from problem

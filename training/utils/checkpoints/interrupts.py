@@ -69,4 +69,4 @@ def _announce(reason: str, follows: str) -> None:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt("stopped at once by a second Ctrl-C, without a checkpoint of this step")
+    raise KeyboardInterrupt("stopped at once by a second Ctrl-C, without a checkpoint for this step")

@@ -180,7 +180,7 @@ class RunCheckpoints(Checkpoints):
             )
             return None
         self._load(path, final.step)
-        log(f"the model is {final.why}: its weights are loaded from {path}", self._ranks.is_main)
+        log(f"the model is {final.why}; loading its weights from {path}", self._ranks.is_main)
         return dict(_resume_point(path).state)
 
     def ends(self, step: int) -> bool:
@@ -246,7 +246,7 @@ class RunCheckpoints(Checkpoints):
             folder = CheckpointFolder(found[0])
             error = self._write(step, state, folder)
         if error is not None:
-            log(f"warning: the checkpoint cannot be written to another folder either ({error})", is_main)
+            log(f"warning: the checkpoint could not be written to another folder either ({error})", is_main)
             return None
         return folder.of(step)
 
@@ -292,19 +292,19 @@ class RunCheckpoints(Checkpoints):
 
     def _save_failed_message(self, step: int, error: str) -> str:
         last = next(iter(self.plan.folder.latest_first()), None)
-        again = "" if self._stop else f", the next attempt is after step {self._retry_at:,} at the latest"
+        again = "" if self._stop else f", with the next attempt after step {self._retry_at:,} at the latest"
         return (
-            f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues{again}, and "
-            f"{'there is no earlier checkpoint' if last is None else f'the last good one is {last}'}; free disk space, "
+            f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues{again}. "
+            f"{'There is no earlier checkpoint' if last is None else f'The last good one is {last}'}; free disk space, "
             "or lower --keep_last"
         )
 
     def _stop_message(self, step: int, was_saved: bool, rescued: Path | None = None) -> str:
         reason = self._why or "" if self._stop == _BY_COURSE else SIGNALS[self._stop - 1].name
-        if not was_saved:
-            reason += ", without its checkpoint"
         if rescued is not None:
-            reason += f", which is in {rescued}: move it to {self.plan.folder.of(step)} before"
+            reason += f"; the checkpoint is in {rescued}, so first move it to {self.plan.folder.of(step)}"
+        elif not was_saved:
+            reason += "; no checkpoint was written for this step"
         if WHOLE_RUN_VARIABLE in os.environ:  # which is resumed as a whole
             return f"stopped after step {step} ({reason})"
         config = shlex.quote(str(self.run.path / "config.yaml"))

@@ -38,20 +38,20 @@ def check_earlier_run(folder: CheckpointFolder, *, resumes: bool) -> None:
     if resumes:
         if not steps and (run / _SUMMARY).exists():
             raise ThreestepError(
-                f"--resume: {run} holds a finished run ({_SUMMARY}) and no checkpoint to resume from, which "
-                "--save_at_end would have left: give another --output_dir, or --overwrite to replace that run"
+                f"--resume: {run} holds a finished run ({_SUMMARY}) but no checkpoint to resume from, because it "
+                "ran without --save_at_end; use another --output_dir, or add --overwrite to replace that run"
             )
         return
     if steps:
         raise ThreestepError(
-            f"{folder.path} holds checkpoints of an earlier run, up to step {steps[-1]}: give --resume to continue "
-            "it, or another --output_dir, or --overwrite to replace that run"
+            f"{folder.path} holds checkpoints of an earlier run, up to step {steps[-1]}; add --resume to continue "
+            "it, use another --output_dir, or add --overwrite to replace that run"
         )
     left = [name for name in _OF_A_FINISHED_RUN if (run / name).exists()]
     if left:
         raise ThreestepError(
-            f"--output_dir {run} holds a finished run ({', '.join(left)}): give another --output_dir, or --overwrite "
-            "to replace that run"
+            f"--output_dir {run} holds a finished run ({', '.join(left)}); use another --output_dir, or add "
+            "--overwrite to replace that run"
         )
 
 
@@ -129,5 +129,5 @@ def _refusal(path: Path) -> str:
     pid, host, since = (owner.get(name, "unknown") for name in ("pid", "host", "since"))
     return (
         f"--output_dir {path.parent} is in use by a run: process {pid} on {host}, since {since}; wait until it ends, "
-        "or give another --output_dir"
+        "or use another --output_dir"
     )

@@ -139,8 +139,8 @@ def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
         log(f"warning: --resume skips {problem}")
     if found is None:
         raise ThreestepError(
-            f"--resume: every checkpoint in {folder.path} is damaged ({'; '.join(problems)}); to start again, remove "
-            "that folder"
+            f"--resume: every checkpoint in {folder.path} is damaged ({'; '.join(problems)}); to start over, "
+            "remove that folder"
         )
     return found
 
@@ -149,24 +149,23 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
     if path.resolve().parent != folder.path.resolve() or not path.resolve().name.startswith("step_"):
         raise ThreestepError(
             f"--resume expects a checkpoint in {folder.path} (DeepSpeed's files are loaded only from the run's own "
-            f"folder), got {path}; to resume elsewhere, copy the whole run and give its --output_dir"
+            f"folder), got {path}; to resume elsewhere, copy the whole run and use its --output_dir"
         )
     problem = damage(path) if path.is_dir() else "there is no such folder"
     if problem is not None:
-        raise ThreestepError(f"--resume {path}: {problem}; --resume without a path takes the latest undamaged one")
+        raise ThreestepError(f"--resume {path}: {problem}; --resume without a path uses the latest undamaged one")
     return folder.path / path.resolve().name
 
 
 def _check_manifest(where: Path, manifest: Mapping[str, Any]) -> None:
     """ThreestepError if the manifest lacks what a resume compares."""
     check_keys(manifest, set(MANIFEST_KEYS) - {"chosen"}, str(where), optional=("chosen",))
-    for name, kind, word in (("settings", dict, "table"), ("defaults", dict, "table"), ("chosen", list, "list")):
+    for name, kind, word in (("settings", dict, "a table"), ("defaults", dict, "a table"), ("chosen", list, "a list")):
         if not isinstance(manifest.get(name, kind()), kind):
-            raise ThreestepError(f"--resume: {where} has no {word} of {name}; give an earlier checkpoint with --resume")
+            raise ThreestepError(f"--resume: {where}: '{name}' is not {word}; resume from an earlier checkpoint")
     if missing := {"program", "ranks"} - manifest["settings"].keys():
         raise ThreestepError(
-            f"--resume: the settings in {where} lack {', '.join(sorted(missing))}; give an earlier checkpoint with "
-            "--resume"
+            f"--resume: the settings in {where} lack {', '.join(sorted(missing))}; resume from an earlier checkpoint"
         )
 
 
@@ -190,18 +189,18 @@ def check_settings(
     batches = {what: flags for what, flags in PER_STEP.items() if {*flags, "ranks"} <= both}
     free = PLACEMENT.union(may_change, CHOSEN_AGAIN.intersection(manifest.get("chosen", ())), *batches.values())
     differ = [
-        f"{_displayed(name)} was {saved[name]} and is {mine[name]}"
+        f"{_displayed(name)} was {saved[name]} and is now {mine[name]}"
         for name in sorted(both - free)
         if mine[name] not in (saved[name], KEPT_AS_BEGUN.get(name, saved[name]))
     ]
     only_mine = mine.keys() & defaults.keys() - saved.keys() - free - KEPT_AS_BEGUN.keys()
     differ += [
-        f"{_displayed(name)} did not exist yet (the same as {defaults[name]}), and is {mine[name]}"
+        f"{_displayed(name)} did not exist yet (equivalent to {defaults[name]}) and is now {mine[name]}"
         for name in sorted(only_mine)
         if mine[name] != defaults[name]
     ]
     differ += [
-        f"{_displayed(name)} was {saved[name]}, and this version does not have it"
+        f"{_displayed(name)} was {saved[name]}, but this version has no such setting"
         for name in sorted(saved.keys() & saved_defaults.keys() - mine.keys() - free)
         if saved[name] != saved_defaults[name]
     ]
@@ -214,11 +213,11 @@ def check_settings(
         if was != now:
             product = " x ".join(f"--{flag}" for flag in flags)
             differ.append(
-                f"the {what} ({product} x ranks) were {was} on {_ranks(saved)} and are {now} on {_ranks(mine)}"
+                f"the {what} ({product} x ranks) were {was} on {_ranks(saved)} and are now {now} on {_ranks(mine)}"
             )
     if differ:
         raise ThreestepError(
-            f"--resume: {found} was written with other settings: {'; '.join(differ)}; restore them, or start again in "
+            f"--resume: {found} was written with other settings: {'; '.join(differ)}; restore them, or start over in "
             "another --output_dir"
         )
 
@@ -234,8 +233,9 @@ def conversion(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -
     place = added("conversions", ()).get(UNIVERSAL)
     if place is None:
         raise ThreestepError(
-            f"--resume: {found} has states of {describe_placement(saved)}, but this run is on "
-            f"{describe_placement(mine)}: {missing_plugin('conversions', UNIVERSAL)}; resume as it was written"
+            f"--resume: {found} was written on {describe_placement(saved)}, but this run is on "
+            f"{describe_placement(mine)}. Such checkpoints are converted first: "
+            f"{missing_plugin('conversions', UNIVERSAL)}; resume with the original settings"
         )
     return named_object(place)
 

@@ -40,7 +40,7 @@ class MediaSpan:
 
     def __post_init__(self) -> None:
         if self.sides is not None and self.sides[0] * self.sides[1] != self.tokens:
-            raise AssertionError(f"a medium of {self.tokens} tokens cannot be a grid of {self.sides}")
+            raise AssertionError(f"a medium of {self.tokens} tokens cannot have the grid {self.sides}")
 
     @property
     def end(self) -> int:
@@ -62,7 +62,7 @@ def media_between(media: Sequence[MediaSpan], begin: int, end: int) -> tuple[Med
     one."""
     inside = [medium for medium in media if medium.begin < end and medium.end > begin]
     if any(medium.begin < begin or medium.end > end for medium in inside):
-        raise AssertionError(f"the tokens {begin} to {end} cut a medium")
+        raise AssertionError(f"tokens {begin} to {end} would cut a medium")
     return tuple(replace(medium, begin=medium.begin - begin) for medium in inside)
 
 

@@ -84,7 +84,7 @@ class DrawnExperts:
 
 # What ends a conversation early: the length of a response, the number of turns, that of calls, and the time.
 CUTS = ("tokens", "turns", "calls", "seconds")
-FORK_LINE = "\n--- a fork: the chat template rewrites the history ---\n"
+FORK_LINE = "\n--- fork: the chat template rewrites the history ---\n"
 # Who says a part of a response, as samples have it.
 MODEL, ENVIRONMENT = "model", "environment"
 FAILURES = "environment_failures"  # a figure of a conversation: 1 where its environment failed
@@ -323,7 +323,7 @@ def check_numbers(sampled_logprobs_BR: torch.Tensor, name: str) -> None:
         return
     row, token = is_bad_BR.nonzero()[0].tolist()
     raise ThreestepError(
-        f"{name} computes NaN at token {token} of response {row} (both from 0) in a rollout of {len(is_bad_BR)}, so "
-        "nothing can be sampled: its weights have diverged, or overflow in this --dtype; lower the learning rate, or "
-        "try --dtype fp32 or another --rollout_engine"
+        f"{name} computed NaN at token {token} of response {row} (both from 0) in a rollout of {len(is_bad_BR)} "
+        "responses, so nothing can be sampled: its weights have diverged or overflow in this --dtype; lower the "
+        "learning rate, or try --dtype fp32 or another --rollout_engine"
     )

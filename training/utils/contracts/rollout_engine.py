@@ -285,7 +285,7 @@ class RolloutEngine(ABC):
     def draw_by(self, loop: Any) -> None:
         """Before `check`: draw from now on by what an `AskedLoop` that fits has opened (`contracts.decode_loops`). The
         tokens stay those that the engine draws without, or the greedy ones do, and the distribution of others."""
-        raise NotImplementedError(f"{type(self).__name__} draws by no other loop")
+        raise NotImplementedError(f"{type(self).__name__} supports no other decoding loop")
 
     def check(
         self, lent: AbstractContextManager[PreTrainedModel], own: Any, drawing: Drawing = IN_ONE_PIECE
@@ -405,12 +405,12 @@ def _check_columns(rollout: Rollout, request: RolloutRequest, kind: str) -> None
         expected = f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, wanted))}]"
         if got != expected:
             raise ThreestepError(
-                f"--rollout_engine: {kind} expects to return {name} as {expected}, one row for each of {count} "
+                f"--rollout_engine: {kind} must return {name} as {expected}, with one row for each of {count} "
                 f"sequences, got {got}; fix its roll_out"
             )
     for row, length in enumerate(rollout.response_lengths_B.tolist()):
         if not 1 <= length <= int(width):
             raise ThreestepError(
-                f"--rollout_engine: {kind} expects to return response_lengths_B from 1 to the {width} columns of "
+                f"--rollout_engine: {kind} must return response_lengths_B between 1 and {width}, the columns of "
                 f"response_ids_BR, got {length} for sequence {row}; fix its roll_out"
             )

@@ -186,7 +186,7 @@ class TokenRows:
         if count * width**2 > MOST_MASK_BYTES:
             raise ThreestepError(
                 f"a mask of {width:,} x {width:,} tokens for {count} row{'s' if count > 1 else ''} takes "
-                f"{count * width**2 / 1e9:.0f} GB, at most {MOST_MASK_BYTES / 1e9:.0f} are made; use an "
+                f"{count * width**2 / 1e9:.0f} GB, but the limit is {MOST_MASK_BYTES / 1e9:.0f} GB; use an "
                 "--attn_implementation without masks (on CUDA), or a smaller --max_tokens_per_micro_batch"
             )
         causal_TT = torch.ones(width, width, dtype=torch.bool, device=self.segment_ids_NT.device).tril()
@@ -260,12 +260,12 @@ class RowMedia:
         """Raise ThreestepError for an attention of all rows as one, which the positions would not fit into."""
         *first, last = expected
         raise ThreestepError(
-            f"rows with {self._name} expect --attn_implementation {', '.join(first)} or {last}, got {implementation}"
+            f"rows with {self._name} need --attn_implementation {', '.join(first)} or {last}, got {implementation}"
         )
 
     def refuse_noise(self) -> None:
         """Raise ThreestepError: without ids, transformers finds the places of media by comparing embeddings."""
-        raise ThreestepError(f"noise on the embeddings would hide the places of {self._name}; leave it out")
+        raise ThreestepError(f"noise on the embeddings would hide the positions of {self._name}; leave it out")
 
     @property
     def _name(self) -> str:

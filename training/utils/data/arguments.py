@@ -39,9 +39,9 @@ PROMPT_FLAGS = (
     "return_columns",
 )
 NO_DATA = (
-    "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
-    "arrow:PATH), a dataset on the hub (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), your own "
-    "class (--dataset_module), or embedded, a generated task"
+    "--data_path expects at least one dataset, got none; pass files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
+    "arrow:PATH), a hub dataset (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), the name of your own "
+    "class (with --dataset_module), or embedded (a generated task)"
 )
 
 
@@ -55,8 +55,8 @@ class SourceArguments:
 
     data_path: list[str] = flag(
         [],
-        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or embedded, a "
-        "generated task (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where PATH "
+        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or the generated "
+        "task 'embedded' (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where PATH "
         "is a file, a folder, a pattern such as 'part-*.csv', or an address such as s3://...; a file whose extension "
         "shows its format needs no prefix. Hub datasets are "
         "hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], or a registered name such as "
@@ -64,7 +64,7 @@ class SourceArguments:
         "data",
         topic="data",
     )
-    sft_only_data_path: list[str] = flag([], "Datasets whose rows all go to step 1 only.", "data", topic="data")
+    sft_only_data_path: list[str] = flag([], "Datasets whose rows are used only in step 1.", "data", topic="data")
     dataset_module: list[str] = flag(
         [], "Python files that register your own datasets with @register_dataset.", "file.py", topic="data"
     )
@@ -90,7 +90,7 @@ class SourceArguments:
         None, "Files: column of the worse response, text or messages; default: 'rejected'.", "column"
     )
     responses_column: str | None = flag(
-        None, "Files: column of a list of two or more responses as text, best first.", "column"
+        None, "Files: column with a list of two or more responses as text, best first.", "column"
     )
     messages_column: str | None = flag(
         None,
@@ -110,14 +110,14 @@ class SourceArguments:
     )
     margin_column: str | None = flag(
         None,
-        "Files: column of the margin, a number by which chosen should beat rejected in step 2 (see --margin_scale "
-        "there); default: no margins.",
+        "Files: column of the margin, the number by which chosen should beat rejected in step 2 (see --margin_scale); "
+        "default: no margins.",
         "column",
     )
     label_column: str | None = flag(
         None,
         "Files: column that marks each response as good or bad (true or false, 1 or 0, desirable or undesirable); "
-        "default: 'kto_tag' or 'label', if a file has one; none: ignore both.",
+        "default: 'kto_tag' or 'label', if a file has one; none ignores both.",
         "column",
     )
 
@@ -160,7 +160,7 @@ def parse_data_split(data_split: str) -> tuple[Fraction, Fraction, Fraction]:
         )
     if sum(weights) == 0:
         raise ThreestepError(
-            f"--data_split expects at least one share above 0, got '{data_split}', which gives no step any row"
+            f"--data_split expects at least one share above 0, got '{data_split}', which leaves every step without rows"
         )
     return weights  # type: ignore[return-value]
 
@@ -173,9 +173,9 @@ class SplitArguments:
 
     data_split: str = flag(
         AUTO,
-        "Shares of the rows for steps 1, 2 and 3, such as 2,4,4; auto: a step run alone gets all rows. These weights "
-        "divide each dataset's training rows between SFT, the reward model (or DPO) and PPO. Use the same value and "
-        f"the same seed in all steps. `threestep all` defaults to {SHARED_SPLIT}.",
+        "Shares of the rows for steps 1, 2 and 3, such as 2,4,4; auto gives a step that runs alone "
+        "all rows. The weights divide each dataset's training rows between SFT, the reward model (or DPO) and PPO. Use "
+        f"the same value and the same seed in all steps. `threestep all` defaults to {SHARED_SPLIT}.",
         "a,b,c",
     )
     eval_fraction: float = flag(
@@ -212,13 +212,13 @@ class CacheArguments:
 
     data_output_path: str = flag(
         os.path.join("~", ".cache", "threestep"),
-        "Folder of the cache of tokenized data; runs, ranks and nodes can share it.",
+        "Cache folder for tokenized data; runs, ranks and nodes can share it.",
         "folder",
     )
     num_workers: int | None = flag(
         None,
-        "Processes that tokenize; default: one per core, and at most one per 1,000 rows. The result does not "
-        "depend on it.",
+        "Number of tokenizing processes; default: one per core, but at most one per 1,000 rows. It does not affect "
+        "the result.",
         "processes >= 1",
     )
     rebuild_cache: bool = flag(False, "Tokenize the data again even if it is cached.")
@@ -231,18 +231,18 @@ class CacheArguments:
 
 @dataclass
 class ShownArguments:
-    """The rows that a program shows, and their form. Each program has its texts."""
+    """The rows that a program shows, and their form. Programs may override the help texts."""
 
-    phase: str = flag("1", "1 (SFT), 2 (reward model or DPO) or 3 (PPO's prompts).", choices=PHASES)
+    phase: str = flag("1", "Training step: 1 (SFT), 2 (reward model or DPO) or 3 (PPO's prompts).", choices=PHASES)
     split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
     rows: int = flag(5, "Rows to show.", "rows >= 0")
     json: bool = flag(False, "Print only JSON.")
-    html: str = flag("", "HTML file to write, which highlights the tokens that carry loss.", "file")
+    html: str = flag("", "HTML file to write, with the tokens that carry loss highlighted.", "file")
 
 
 @dataclass
 class DataArguments:
-    """The data, its division among the phases, and its way to tokens. forms: flags that plugins add."""
+    """The data, its division among the steps, and its tokenization. forms: flags that plugins add."""
 
     source: SourceArguments = field(default_factory=SourceArguments)
     chat: ChatArguments = field(default_factory=ChatArguments)
@@ -256,7 +256,7 @@ class DataArguments:
         forms = self._asked_forms()
         mistakes.require(
             len(forms) < 2,
-            f"responses have one form, and {' and '.join(form.flag for form in forms)} each ask for one; leave one out",
+            f"{' and '.join(form.flag for form in forms)} each set a form, but responses have only one; leave one out",
         )
         for form in forms:
             form.check(self, mistakes)

@@ -82,7 +82,7 @@ class FileDataset(PromptRawDataset):
         train, held_out = self._stored.open()
         if not len(train):
             raise ThreestepError(
-                f"dataset '{self.dataset_name}' is empty: it has no training rows; expected one row or more"
+                f"dataset '{self.dataset_name}' is empty: it has no training rows; expected at least one"
             )
         if not holds_trees(train.kinds) or self._named_format not in (None, "messages") or self._columns.deciding:
             return train, held_out
@@ -104,8 +104,8 @@ class FileDataset(PromptRawDataset):
 
     def get_recognition(self) -> Recognition:
         kinds, columns = self._opened[0].kinds, self._columns
-        further = [(columns.tools or "tools", "tools"), (_TEMPLATE_KWARGS, "variables of the template")]
-        further += [(_THINKING, "a variable of the template"), (columns.margin or "", "margin")]
+        further = [(columns.tools or "tools", "tools"), (_TEMPLATE_KWARGS, "template variables")]
+        further += [(_THINKING, "a template variable"), (columns.margin or "", "margin")]
         references = (columns.reference,) if columns.reference else (f"{_REWARD_MODEL}.{_GROUND_TRUTH}", _GROUND_TRUTH)
         further += [(column, "reference") for column in references]
         further += [(column, "images") for column in IMAGE_COLUMNS if self.reads_images]
@@ -134,11 +134,11 @@ class FileDataset(PromptRawDataset):
                 raise ThreestepError(missing_column(kinds, where, column, role))
         if self.format.name == "text" and phase != 1:
             ways = " or ".join(["as --sft_only_data_path", *advice("plain_text")])
-            raise ThreestepError(f"{where}: step {phase} needs prompts, but this is plain text; give it {ways}")
+            raise ThreestepError(f"{where}: step {phase} needs prompts, but this is plain text; pass it {ways}")
         if not self.format.has_responses and phase != 3:
             raise ThreestepError(
                 f"{where}: step {phase} needs responses, but the columns are {column_names(kinds)} (read as "
-                f"{self.format.name}); name the column of the responses with --chosen_column"
+                f"{self.format.name}); name the response column with --chosen_column"
             )
 
     @cached_property

@@ -117,7 +117,7 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     beside = glob.glob(os.path.join(glob.escape(os.path.dirname(name)), "*"))
     near = nearest_names(name, [*names, *beside]).rstrip("?")
     raise ThreestepError(
-        f"--data_path: there is no file and no dataset '{name}'{near}; give a file as "
-        f"{', '.join(f'{one}:PATH' for one in READERS)}, a dataset on the hub as hub:OWNER/NAME, or your own class's "
-        "name with --dataset_module FILE.py"
+        f"--data_path: there is no file or dataset '{name}'{near}; pass a file as "
+        f"{', '.join(f'{one}:PATH' for one in READERS)}, a hub dataset as hub:OWNER/NAME, or the name of your own "
+        "class with --dataset_module FILE.py"
     )

@@ -248,7 +248,7 @@ def settings_of(
     return kind(**values, **others)
 
 
-AS_BEGUN = "as the run began"
+AS_BEGUN = "as when the run started"
 _MARK = "  # auto"
 
 

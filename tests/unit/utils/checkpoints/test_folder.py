@@ -160,12 +160,12 @@ def test_one_of_a_later_version_is_named_and_not_skipped(tmp_path):
         ({"seal": 1}, "with seal in its manifest.json"),
     ]:
         with_manifest(path, **{"format": 2, "seal": None, **changes})
-        expected = f"{path} was written {what} by a later version of Threestep, but this one knows format 2; resume or"
+        expected = f"{path} was written {what} by a later version of Threestep, but this version reads format 2; re"
         for look in (lambda: damage(path), folder.latest_undamaged):
             with pytest.raises(ThreestepError, match=re.escape(expected)):
                 look()
     with_manifest(path, format=None)
-    with pytest.raises(ThreestepError, match="step_000002 holds pickles of a version before 0.1; resume or export it"):
+    with pytest.raises(ThreestepError, match="step_000002 was pickled by a version before 0.1; resume or export it"):
         damage(path)
 
 
@@ -190,22 +190,25 @@ REMEDY = "resume with the version of Threestep that wrote the checkpoint"
     [
         (
             lambda _: check_keys({"z": 1, "before": 1, "a": 0}, ("before", "after"), "the state"),
-            "the state holds a, z, which this version does not know",
+            "the state contains a, z, which this version does not know",
         ),
         (
             lambda _: check_keys({"before": 1}, ("before", "b", "a"), "the state", optional=("after",)),
-            "the state lacks a, b, which this version writes",
+            "the state lacks a, b, which this version needs",
         ),
-        (lambda _: check_keys([1], ("b", "a"), "the state"), "the state is not a table of a, b"),
+        (lambda _: check_keys([1], ("b", "a"), "the state"), "the state is not an object with a, b"),
         (
             lambda _: record_of(Score, {"loss": 1.5, "f1": 2}, "the score"),
-            "the score is not .*got an unexpected keyword argument 'f1'.*",
+            "the score has an unexpected form .got an unexpected keyword argument 'f1'.*",
         ),
-        (lambda _: record_of(Score, {}, "it"), "it is not .*writes .missing 1 required positional argument: 'loss'."),
+        (
+            lambda _: record_of(Score, {}, "it"),
+            "it has an unexpected form .missing 1 required positional argument: 'loss'.",
+        ),
         (lambda folder: read_record(folder / "none.json"), "there is no .*/none.json"),
-        (lambda folder: read_record(folder / "{"), ".*/{ is not what this version writes .*"),
-        (lambda folder: read_record(folder / "\xff"), ".* is not what this version writes .*"),
-        (lambda folder: read_record(folder / "deep"), ".*/deep is not what this version writes .*"),
+        (lambda folder: read_record(folder / "{"), ".*/{ has an unexpected form .*"),
+        (lambda folder: read_record(folder / "\xff"), ".* has an unexpected form .*"),
+        (lambda folder: read_record(folder / "deep"), ".*/deep has an unexpected form .*"),
     ],
 )
 def test_what_this_version_does_not_know_or_cannot_read(tmp_path, read, words):
@@ -218,7 +221,7 @@ def test_what_this_version_does_not_know_or_cannot_read(tmp_path, read, words):
 def test_mistakes_in_a_record_are_named_and_other_errors_pass(tmp_path):
     (tmp_path / "a.json").write_text('{"a": [1]}')
     assert read_record(tmp_path / "a.json") == {"a": [1]}
-    with pytest.raises(ThreestepError, match=r"--resume: c is not what this version writes \(KeyError: 'b'\); resume"):
+    with pytest.raises(ThreestepError, match=r"--resume: c has an unexpected form \(KeyError: 'b'\); resume"):
         with as_written("c"):
             read_record(tmp_path / "a.json")["b"]
     with pytest.raises(OSError, match="full"), as_written("c"):

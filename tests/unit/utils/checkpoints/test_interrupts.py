@@ -44,7 +44,10 @@ def test_a_signal_is_noted_and_handlers_come_back(number):
 
 @pytest.mark.parametrize(
     ("alone", "code", "said"),
-    [(True, 0, "stopped at once by a second Ctrl-C, without a checkpoint of this step\n"), (False, -signal.SIGINT, "")],
+    [
+        (True, 0, "stopped at once by a second Ctrl-C, without a checkpoint for this step\n"),
+        (False, -signal.SIGINT, ""),
+    ],
 )
 def test_a_second_interrupt_ends_the_run_at_once(alone, code, said):
     program = TWICE.replace("ALONE", str(alone))

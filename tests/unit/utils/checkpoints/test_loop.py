@@ -110,7 +110,7 @@ def test_one_by_its_path(tmp_path):
     assert plan(tmp_path).resume_from == tmp_path / "checkpoints/step_000001"  # the run is that line now
     with pytest.raises(ThreestepError, match="expects a checkpoint in .* only from the run's own folder.* got /x"):
         plan(tmp_path, "/x/step_000001")
-    with pytest.raises(ThreestepError, match="step_000009: there is no such folder; --resume without a path takes"):
+    with pytest.raises(ThreestepError, match="step_000009: there is no such folder; --resume without a path uses"):
         plan(tmp_path, str(tmp_path / "checkpoints/step_000009"))
 
 
@@ -121,9 +121,9 @@ def test_other_settings_are_named(tmp_path):
         plan(tmp_path, world_size=2, changes=changes)
     assert str(told.value) == (
         f"--resume: {tmp_path}/checkpoints/step_000001 was written with other settings: --learning_rate was 0.5 and is "
-        "0.25; --seed was 7 and is 8; restore them, or start again in another --output_dir"
+        "now 0.25; --seed was 7 and is now 8; restore them, or start over in another --output_dir"
     )
-    with pytest.raises(ThreestepError, match="the data's fingerprint was rows and is others"):  # noqa: SIM117
+    with pytest.raises(ThreestepError, match="the data's fingerprint was rows and is now others"):  # noqa: SIM117
         with opened(plan(tmp_path), tmp_path, data="others"):
             pass
 
@@ -136,21 +136,21 @@ def with_more(**entries: Any) -> Callable[[Any], Any]:
     return lambda its: {**its, **entries}
 
 
-NOT_WRITTEN = "trainer.json is not what this version writes .{}.*; resume with the version of Threestep that wrote"
+NOT_WRITTEN = "trainer.json has an unexpected form .{}.*; resume with the version of Threestep that wrote"
 # The file that is changed, how, and what is said.
 CHANGED = [
-    ("trainer", with_more(mood="good"), "trainer.json holds mood, which this version does not know"),
-    ("trainer", lacking("state"), "trainer.json lacks state, which this version writes"),
+    ("trainer", with_more(mood="good"), "trainer.json contains mood, which this version does not know"),
+    ("trainer", lacking("state"), "trainer.json lacks state, which this version needs"),
     ("trainer", with_more(step="x"), NOT_WRITTEN.format("ValueError")),
     ("trainer", with_more(seconds=None), NOT_WRITTEN.format("TypeError")),
     ("trainer", with_more(log_sizes=[1]), NOT_WRITTEN.format("AttributeError")),
     ("trainer", with_more(state=[1]), NOT_WRITTEN.format("TypeError")),
-    ("trainer", lambda its: [its], "trainer.json is not a table of log_sizes, seconds, state, step"),
-    ("manifest", with_more(defaults=None), "manifest.json has no table of defaults; give an earlier"),
-    ("manifest", with_more(settings=[1]), "manifest.json has no table of settings; give an earlier"),
+    ("trainer", lambda its: [its], "trainer.json is not an object with log_sizes, seconds, state, step"),
+    ("manifest", with_more(defaults=None), "manifest.json: 'defaults' is not a table; resume from"),
+    ("manifest", with_more(settings=[1]), "manifest.json: 'settings' is not a table; resume from"),
     ("manifest", lacking("settings"), "manifest.json lacks settings, which this"),
     ("manifest", lacking("defaults"), "manifest.json lacks defaults, which this"),
-    ("manifest", with_more(settings={}), "manifest.json lack program, ranks; give an earlier"),
+    ("manifest", with_more(settings={}), "manifest.json lack program, ranks; resume from an earlier"),
 ]
 
 
@@ -178,7 +178,7 @@ def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):
 
     run("ab")
     assert plan(tmp_path).resume_from is not None
-    words = "the content of --critic_model_name_or_path was abababababab and is cdcdcdcdcdcd; restore"
+    words = "the content of --critic_model_name_or_path was abababababab and is now cdcdcdcdcdcd; restore"
     with pytest.raises(ThreestepError, match=words):
         run("cd")
 
@@ -330,15 +330,15 @@ def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypa
         assert kept.due(1, 5)
         kept.save(1, {"before": 1})
     said = capsys.readouterr().out
-    assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint" in said
+    assert end.value.code == 1 and "stopped after step 1 (SIGUSR1; " in said
     if not takes:
         refused = (
-            "warning: the checkpoint cannot be written to another folder either (/dev/null/a: Not a directory)"
+            "warning: the checkpoint could not be written to another folder either (/dev/null/a: Not a directory)"
         ) in said
-        assert refused == (takes is False) and "(SIGUSR1, without its checkpoint); to resume" in said
+        assert refused == (takes is False) and "(SIGUSR1; no checkpoint was written for this step); to resume" in said
         return
     saved, target = place / "checkpoints/step_000001", run / "checkpoints" / "step_000001"
-    assert f"without its checkpoint, which is in {saved}: move it to {target} before); to resume: " in said
+    assert f"the checkpoint is in {saved}, so first move it to {target}); to resume: " in said
     saved.rename(target)  # as it says
     with opened(plan(run), run) as (_, kept):
         assert kept.restore() == (1, {"before": 1})
@@ -359,7 +359,7 @@ def test_whatever_is_refused_leaves_the_last_good_one(tmp_path, monkeypatch, cap
     (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: NO CHECKPOINT")]
     assert told.startswith("warning: NO CHECKPOINT was written after step 2 (there: No space left on device); training")
     assert told.endswith(
-        "the next attempt is after step 3 at the latest, and the last good one is "
+        "with the next attempt after step 3 at the latest. The last good one is "
         f"{folder.of(1)}; free disk space, or lower --keep_last"
     )
     assert [path.name for path in folder.latest_first()] == ["step_000001"] and damage(folder.of(1)) is None
@@ -369,11 +369,11 @@ def test_whatever_is_refused_leaves_the_last_good_one(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (with_more(dice=6), "holds dice, which this version does not know"),
-        (lacking("numpy"), "lacks numpy, which this version writes"),
-        (with_more(torch="zz"), "is not what this version writes .ValueError"),
-        (with_more(torch="00"), "is not what this version writes .RuntimeError"),
-        (with_more(python=3), "is not what this version writes .TypeError"),
+        (with_more(dice=6), "contains dice, which this version does not know"),
+        (lacking("numpy"), "lacks numpy, which this version needs"),
+        (with_more(torch="zz"), "has an unexpected form .ValueError"),
+        (with_more(torch="00"), "has an unexpected form .RuntimeError"),
+        (with_more(python=3), "has an unexpected form .TypeError"),
     ],
 )
 def test_generators_of_another_form_are_named(tmp_path, changed, said):

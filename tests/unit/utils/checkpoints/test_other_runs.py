@@ -16,14 +16,14 @@ from training.utils.checkpoints import other_runs
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.other_runs import check_earlier_run, only_run, remove_earlier_run
 
-FINISHED = r"holds a finished run \({}\): give another .*or --overwrite to replace"
+FINISHED = r"holds a finished run \({}\); use another .*or add --overwrite to replace"
 
 
 @pytest.mark.parametrize(
     ("left", "words"),
     [
         *((each, FINISHED.format(each)) for each in ("summary.json", "model/config.json", "model/adapter_config.json")),
-        ("checkpoints/step_000003/a", "up to step 3: give --resume to continue it, .* --overwrite to replace"),
+        ("checkpoints/step_000003/a", "up to step 3; add --resume to continue it, .* --overwrite to replace"),
     ],
 )
 def test_an_earlier_run_is_refused(tmp_path, left, words):
@@ -53,7 +53,8 @@ def test_a_finished_run_without_checkpoints_is_not_resumed(tmp_path):
     check_earlier_run(folder, resumes=True)
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(
-        ThreestepError, match="--resume: .* and no checkpoint to resume from, which --save_at_end would .*--overwrite"
+        ThreestepError,
+        match="--resume: .* but no checkpoint to resume from, because it ran without --save_at.*--overwrite",
     ):
         check_earlier_run(folder, resumes=True)
     (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)
@@ -94,7 +95,7 @@ def test_others_are_told_who_holds_the_folder_until_it_is_killed(tmp_path):
                 pass
             assert str(told.value) == (
                 f"--output_dir {folder} is in use by a run: process {first.pid} on {about['host']}, since "
-                f"{about['since']}; wait until it ends, or give another --output_dir"
+                f"{about['since']}; wait until it ends, or use another --output_dir"
             )
     finally:
         os.kill(first.pid, signal.SIGKILL)

@@ -41,13 +41,13 @@ def test_ranks_and_stages_may_change_where_a_step_takes_as_much():
     four = {"per_device_generation_batch_size": 2, "per_device_training_batch_size": 1}
     check(PPO, {**PPO, "ranks": 4, "critic_zero_stage": 0, **four})
     assert told(SFT, ranks=1, learning_rate=0.25) == (
-        "--resume: c was written with other settings: --learning_rate was 0.5 and is 0.25; the sequences of an "
+        "--resume: c was written with other settings: --learning_rate was 0.5 and is now 0.25; the sequences per "
         "optimizer step (--per_device_train_batch_size x --gradient_accumulation_steps x ranks) were 4 on 2 ranks and "
-        "are 2 on 1 rank; restore them, or start again in another --output_dir"
+        "are now 2 on 1 rank; restore them, or start over in another --output_dir"
     )
     both = told(PPO, ranks=1)
-    assert "the prompts of a rollout (--per_device_generation_batch_size x --generation_batches x ranks) were 8" in both
-    assert "the sequences of a minibatch (--per_device_training_batch_size x --gradient_accumulation_steps" in both
+    assert "the prompts per rollout (--per_device_generation_batch_size x --generation_batches x ranks) were 8" in both
+    assert "the sequences per minibatch (--per_device_training_batch_size x --gradient_accumulation_steps" in both
 
 
 def test_ranks_that_share_rows_take_one_share_of_a_step_and_draw_as_many_rollouts(monkeypatch):
@@ -61,11 +61,11 @@ def test_ranks_that_share_rows_take_one_share_of_a_step_and_draw_as_many_rollout
 
     resumed(SFT, ranks=4, ranks_of_a_row=2)
     with pytest.raises(
-        ThreestepError, match="sequences of an optimizer step .* were 4 on 2 ranks and are 2 on 2 ranks"
+        ThreestepError, match="sequences per optimizer step .* were 4 on 2 ranks and are now 2 on 2 ranks"
     ):
         resumed(SFT, ranks_of_a_row=2)
     resumed(PPO, ranks_of_a_row=2)
-    with pytest.raises(ThreestepError, match="prompts of a rollout .* were 8 on 2 ranks and are 16 on 4 ranks"):
+    with pytest.raises(ThreestepError, match="prompts per rollout .* were 8 on 2 ranks and are now 16 on 4 ranks"):
         resumed(PPO, ranks=4, ranks_of_a_row=2)
 
 
@@ -81,7 +81,7 @@ def test_where_a_run_keeps_its_models():
 def test_other_ranks_need_a_plugin(monkeypatch):
     assert callable(conversion(Path("c"), SFT, {**SFT, "ranks": 1}))
     monkeypatch.setattr("training.utils.checkpoints.plan.added", lambda table, known: {})
-    with pytest.raises(ThreestepError, match="c has states of 2 ranks, --zero_stage 2, but this run is on 1 rank, "):
+    with pytest.raises(ThreestepError, match="c was written on 2 ranks, --zero_stage 2, but this run is on 1 rank, "):
         conversion(Path("c"), SFT, {**SFT, "ranks": 1})
 
 
@@ -100,10 +100,10 @@ def test_what_is_left_open_or_may_change_stays_and_nothing_else(name, begun, lef
     check(saved, {**saved, name: left_open})
     shown = {"data": "the data's fingerprint"}.get(name, name if " " in name else f"--{name}")
     if other is None:
-        with pytest.raises(ThreestepError, match=f"{shown} was {begun} and is {left_open}"):
+        with pytest.raises(ThreestepError, match=f"{shown} was {begun} and is now {left_open}"):
             check_settings(Path("c"), {"settings": saved, "defaults": {}}, {**saved, name: left_open}, {})
     else:
-        assert f"{shown} was {begun} and is {other}" in told(saved, **{name: other})
+        assert f"{shown} was {begun} and is now {other}" in told(saved, **{name: other})
 
 
 def test_what_the_flags_left_open_is_written_as_decided():
@@ -122,7 +122,7 @@ def test_what_the_program_chose_is_no_setting_of_the_users():
         manifest = {"settings": begun, "defaults": {}, "chosen": chosen}
         with pytest.raises(ThreestepError) if refused else nullcontext() as mistake:
             check_settings(Path("c"), manifest, other, {})
-        assert not refused or "--reuse_forwards was True and is False" in str(mistake.value)
+        assert not refused or "--reuse_forwards was True and is now False" in str(mistake.value)
     for name in ("data_split", "prompt_style"):  # which decide the rows
         manifest = {"settings": begun, "defaults": {}, "chosen": [*begun]}
         with pytest.raises(ThreestepError, match=f"--{name} was"):
@@ -144,8 +144,8 @@ def test_a_setting_that_the_run_began_without_is_compared_with_its_default():
     mine = {**SFT, "new": 3, "new_list": [], "save_every": 7, "prompt_style": "chat_template", "content": "a"}
     check(SFT, mine, defaults)
     expected = (
-        r"--new did not exist yet .the same as 3., and is 4; --new_list did not exist yet .the same as \[\]., and is "
-        ".'a'.; "
+        r"--new did not exist yet .equivalent to 3. and is now 4; --new_list did not exist yet .equivalent to \[\]. "
+        "and is now .'a'.; "
     )
     with pytest.raises(ThreestepError, match=expected):
         check(SFT, {**mine, "new": 4, "new_list": ["a"]}, defaults)
@@ -155,7 +155,9 @@ def test_a_setting_that_this_version_lacks_is_compared_with_its_default():
     saved, defaults = {**SFT, "old": 3, "save_every": 7}, {"old": 3, "save_every": 0, "learning_rate": 0.1}
     manifest: dict = {"format": 2, "defaults": defaults}
     check_settings(Path("c"), {"settings": saved, **manifest}, SFT, {}, may_change=MAY_CHANGE)
-    with pytest.raises(ThreestepError, match="other settings: --old was 4, and this version does not have it; restore"):
+    with pytest.raises(
+        ThreestepError, match="other settings: --old was 4, but this version has no such setting; restore"
+    ):
         check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {}, may_change=MAY_CHANGE)
 
 

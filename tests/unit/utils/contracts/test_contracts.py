@@ -192,15 +192,18 @@ def test_an_engine_may_change_its_rows_and_use_its_memory_again():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sampled_logprobs_BR": None}, r"Mine expects to return sampled_logprobs_BR as float32 \[4, 5\], .* got"),
-        ({"ended_B": torch.ones(3).bool()}, r"ended_B as bool \[4\], one row for each of 4 sequences, got bool \[3\]"),
+        ({"sampled_logprobs_BR": None}, r"Mine must return sampled_logprobs_BR as float32 \[4, 5\], .* got"),
+        (
+            {"ended_B": torch.ones(3).bool()},
+            r"ended_B as bool \[4\], with one row for each of 4 sequences, got bool \[3\]",
+        ),
         ({"response_ids_BR": torch.ones(4, 5)}, r"response_ids_BR as int64 \[4, 5\], .* got float32 \[4, 5\]"),
         ({"response_ids_BR": torch.ones(4, 6).long()}, r"sampled_logprobs_BR as float32 \[4, 6\], .* float32 \[4, 5\]"),
         ({"response_ids_BR": [[1], [2, 3]]}, r"response_ids_BR as int64 \[4, R\], .* got list"),
         ({"prompt_mask_BP": torch.ones(2, 3).bool()}, r"prompt_mask_BP as bool \[4, 3\], .* got bool \[2, 3\]"),
         (
             {"response_lengths_B": torch.tensor([1, 0, 2, 3])},
-            "from 1 to the 5 columns of response_ids_BR, got 0 for",
+            "between 1 and 5, the columns of response_ids_BR, got 0 for",
         ),
         ({"response_lengths_B": torch.tensor([1, 5, 6, 3])}, "got 6 for sequence 2"),
     ],

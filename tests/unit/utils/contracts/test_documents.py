@@ -89,7 +89,7 @@ FIRST, EMPTY = "has no predecessor and cannot be a target", "no tokens"
         (lambda: plain(run([])), EMPTY),
         (lambda: shared_prompt(run([]), [run([7], [0])]), EMPTY),
         (lambda: shared_prompt(run([5]), [run([])]), EMPTY),
-        (lambda: MediaSpan(0, 5, (2, 3)), r"a medium of 5 tokens cannot be a grid of \(2, 3\)"),
+        (lambda: MediaSpan(0, 5, (2, 3)), r"a medium of 5 tokens cannot have the grid \(2, 3\)"),
     ],
 )
 def test_what_another_documents_tokens_would_stand_for_is_refused(make, words):

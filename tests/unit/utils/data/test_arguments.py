@@ -81,8 +81,8 @@ def test_every_mistake_at_once(flags):
     )
     found = sentences_of(wrong)
     for fragment in (
-        "names a file that does not exist",
-        "there is no file and no dataset 'embeded'; did you mean 'embedded'",
+        "does not exist",
+        "there is no file or dataset 'embeded'; did you mean 'embedded'",
         "--data_split expects three numbers",
         "--dataset_module expects a Python file, got 'no_such_file.py', and there is no such file; correct the path",
         "--truncation expects one of right, left, middle, error, drop, got 'rigth'; did you mean 'right'",
@@ -105,7 +105,7 @@ def test_an_end_token_that_the_tokenizer_gains(flags):
     assert added.tokens_in_need == ["<end>"] and sentences_of(added) == []
     assert flags(end_of_conversation_token="<end>").tokens_in_need == []
     assert sentences_of(flags(add_end_of_conversation_token=True)) == [
-        "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token"
+        "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token with it"
     ]
 
 
@@ -122,7 +122,7 @@ def test_two_plugins_that_each_ask_for_a_form_of_responses(flags, monkeypatch):
     forms = {name: RowFormEntry("", f"{__name__}:{name}") for name in ("one", "other")}
     monkeypatch.setattr(arguments, "added", lambda table, known: forms)
     monkeypatch.setattr(arguments, "named_object", lambda place: lambda given: Asked(f"--{place.rpartition(':')[2]}"))
-    assert sentences_of(flags()) == ["responses have one form, and --one and --other each ask for one; leave one out"]
+    assert sentences_of(flags()) == ["--one and --other each set a form, but responses have only one; leave one out"]
     forms.popitem()
     assert sentences_of(flags()) == [] and flags().opened_form("tokens") == "tokens"
     forms.clear()
@@ -132,7 +132,7 @@ def test_two_plugins_that_each_ask_for_a_form_of_responses(flags, monkeypatch):
 @pytest.mark.needs_plugin("embedded")
 def test_no_dataset_at_all(flags):
     (sentence,) = sentences_of(DataArguments())
-    assert sentence.startswith("--data_path expects at least one dataset, got none; name files (jsonl:PATH, ")
+    assert sentence.startswith("--data_path expects at least one dataset, got none; pass files (jsonl:PATH, ")
     assert "embedded" in sentence and "hub:" in sentence
     assert sentences_of(OptionalDataArguments()) == []
     assert sentences_of(flags(data_path=[], sft_only_data_path=["embedded"])) == []

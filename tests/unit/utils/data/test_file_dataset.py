@@ -143,8 +143,8 @@ def test_the_fingerprint_is_the_files_content(write_rows, dataset):
     ("row", "columns", "phase", "fragment"),
     [
         (VERL, {}, 1, "step 1 needs responses, but the columns are 'ability', 'data_source', .*read as prompt_only"),
-        (VERL, {}, 2, "step 2 needs responses, .*; name the column of the responses with --chosen_column"),
-        ({"text": "a"}, {}, 2, "step 2 needs prompts, but this is plain text; give it as --sft_only_data_path"),
+        (VERL, {}, 2, "step 2 needs responses, .*; name the response column with --chosen_column"),
+        ({"text": "a"}, {}, 2, "step 2 needs prompts, but this is plain text; pass it as --sft_only_data_path"),
         ({"text": "a"}, {}, 3, "step 3 needs prompts, but this is plain text; .* --unsupervised_dataset_name"),
         (GOOD, {"rejected_column": "worse"}, 2, "no column 'worse'; .*'rejected'; name the .* with --rejected_column"),
         (GOOD, {"chosen_column": "good"}, 1, "no column 'good'; .*name the right one with --chosen_column"),

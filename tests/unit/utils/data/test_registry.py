@@ -67,12 +67,12 @@ def test_the_folder_is_there_while_the_constructor_runs(own_module, flags, tmp_p
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("embeded", "there is no file and no dataset 'embeded'; did you mean 'embedded'.*--dataset_module"),
-        ("qqqqqqqqqqqqqqqq", "no file and no dataset 'qqqqqqqqqqqqqqqq'; give a file as jsonl:PATH"),
-        ("pairz", "no file and no dataset 'pairz'; did you mean 'pairs.csv'; give a file"),
+        ("embeded", "there is no file or dataset 'embeded'; did you mean 'embedded'.*--dataset_module"),
+        ("qqqqqqqqqqqqqqqq", "no file or dataset 'qqqqqqqqqqqqqqqq'; pass a file as jsonl:PATH"),
+        ("pairz", "no file or dataset 'pairz'; did you mean 'pairs.csv'; pass a file"),
         ("/nowhere/embedded", "ends in the registered name 'embedded', but does not exist"),
-        ("embedded-v2", "there is no file and no dataset"),  # DeepSpeed-Chat matched substrings
-        ("jsonl:nowhere.jsonl", "data_path: 'nowhere.jsonl' names a file that does not exist"),
+        ("embedded-v2", "there is no file or dataset"),  # DeepSpeed-Chat matched substrings
+        ("jsonl:nowhere.jsonl", "data_path: 'nowhere.jsonl' does not exist"),
     ],
 )
 def test_an_unknown_name(name, said, tmp_path, monkeypatch):

@@ -259,7 +259,9 @@ def test_how_often_a_token_stands_in_separate_sequences():
 
 def test_a_mask_that_no_machine_holds_is_refused():
     rows = packed_rows([[plain(sequence([1] * 50_000)), plain(sequence([2] * 50_000))]], pad_token_id=0)
-    with pytest.raises(ThreestepError, match=r"a mask of 100,000 x 100,000 tokens for 1 row takes 10 GB, at most 9 ar"):
+    with pytest.raises(
+        ThreestepError, match=r"a mask of 100,000 x 100,000 tokens for 1 row takes 10 GB, but the limit is 9 GB"
+    ):
         rows.dense_mask()
 
 

@@ -50,7 +50,7 @@ def test_the_best_evaluation_is_kept_and_loaded_at_the_end(tmp_path, capsys):
     assert judged(tmp_path / "a", losses, 10, save_every=3, keep_last=1) == {"at": 4}
     assert checkpoints_in(tmp_path / "a") == [4, 9]
     said = capsys.readouterr().out
-    assert "the model is the best by its evaluations, eval/loss 1 after step 4: its weights are loaded from" in said
+    assert "the model is the best by its evaluations, eval/loss 1 after step 4; loading its weights from" in said
     assert judged(tmp_path / "b", {**losses, 10: 0.5}, 10, keep_last=1) is None
     assert judged(tmp_path / "c", losses, 10, metric_for_best_model="accuracy") == {"at": 4}
     assert judged(tmp_path / "d", losses, 10, metric_for_best_model="eval_loss", greater_is_better=True) == {"at": 2}

@@ -76,7 +76,7 @@ def test_settings_stand_behind_commas(address, read):
         ("hub:own/rows,split=", "expected one value for split, got none"),
         ("hub:own/rows,split=a,split=b", "expected one value for split, got two"),
         ("hub:own/rows,eval_split=b", "eval_split also needs a split to train on; add split=NAME"),
-        ("own/rows", "a dataset on the hub as hub:OWNER/NAME"),
+        ("own/rows", "a hub dataset as hub:OWNER/NAME"),
     ],
 )
 def test_addresses_that_cannot_be_right(address, message):

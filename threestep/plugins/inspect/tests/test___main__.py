@@ -69,7 +69,7 @@ def test_the_style_is_the_one_that_training_saves(run, tmp_path, tiny_tokenizer,
     """The sentence of a run's log on the same rows, by the function that training calls."""
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     model = f"--model_name_or_path={tmp_path / 'model'}"
-    form = "have prompts as stored" if style == "as_stored" else "are 'Human: ... Assistant:'"
+    form = "use prompts as stored" if style == "as_stored" else "use 'Human: ... Assistant:'"
     said = " ".join(run([row] * 5, model).split())
     why = f"(the tokenizer has no chat template, and the rows {form})"
     assert f"prompt style: {style}, responses end with <|endoftext|> {why}" in said

@@ -92,7 +92,7 @@ def test_reasoning_that_the_template_leaves_out_is_counted(look):
     tokenizer = chat_tokenizer(chat_template("chatml"))
     rows = [{"messages": [*CHAT[:2], {**CHAT[2], "thinking": "a greeting"}]}, {"messages": CHAT}]
     (phase,) = look(rows, [1], tokenizer, eval_fraction=0.0, data_split="1,0,0").phases
-    assert phase.counted["rows: learnt without the reasoning of their answer, which the chat template leaves out"] == 1
+    assert phase.counted["rows: trained without the reasoning in their answer, which the chat template omits"] == 1
     assert "unread_reasoning" in REASONS
 
 
@@ -146,7 +146,7 @@ def test_rows_that_would_stop_training_are_counted_and_the_others_are_still_show
     assert phase.refused is not None and "'image_url'" in phase.refused and account.refused == phase.refused
     assert (phase.stopping, phase.kept, phase.looked_at, len(phase.rows)) == (2, 6, 8, 6)
     assert [row.where.rpartition(" ")[2] for row in phase.stopping_rows] == ["3", "6"]
-    assert phase.stopping_rows[0].reason.startswith("message 1: a content part of type 'image_url'")
+    assert phase.stopping_rows[0].reason.startswith("message 1: a content part has the type 'image_url'")
     shared = look([{"messages": picture}], data_split="2,4,4")
     nothing, stopped, _ = shared.phases
     assert nothing.share_rows == 0 and shared.refused == stopped.refused

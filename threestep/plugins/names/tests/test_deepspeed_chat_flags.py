@@ -170,7 +170,7 @@ def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
     (tmp_path / "run.yaml").write_text("data_path: embedded\n")
     assert data_of(f"--deepspeed --config {tmp_path}/run.yaml") == ["embedded"]
     assert capsys.readouterr().out.count("--data_path is Dahoas/rm-static, DeepSpeed-Chat's default") == 1
-    with pytest.raises(ThreestepError, match="^--data_path expects at least one dataset, got none; name files .jsonl:"):
+    with pytest.raises(ThreestepError, match="^--data_path expects at least one dataset, got none; pass files .jsonl:"):
         data_of("--lora_dim 8")
 
 

@@ -77,12 +77,12 @@ def test_blocks_follow_seed_length_text_and_tokenizer(text_flags, build, tiny_to
 def test_mistakes_in_unsupervised_text(build, text_flags, tiny_tokenizer, write_rows):
     with pytest.raises(ThreestepError, match="--unsupervised_dataset_name expects a dataset, got none"):
         build(TextArguments(), tiny_tokenizer, 8, seed=1)
-    with pytest.raises(ThreestepError, match="unsupervised_dataset_name: 'missing.jsonl' names a file that does"):
+    with pytest.raises(ThreestepError, match="unsupervised_dataset_name: 'missing.jsonl' does"):
         build(TextArguments("jsonl:missing.jsonl"), tiny_tokenizer, 8, seed=1)
     mistakes = Mistakes()
     TextArguments("jsonl:missing.jsonl").validate(mistakes)
     (sentence,) = mistakes.sentences
-    assert "--unsupervised_dataset_name: 'missing.jsonl' names a file that does not exist" in sentence
+    assert "--unsupervised_dataset_name: 'missing.jsonl' does not exist" in sentence
     with pytest.raises(ThreestepError, match="fewer than one block of 500"):
         build(text_flags(["short"]), tiny_tokenizer, 500, seed=1)
     path = write_rows([{"text": "a"}, {"body": "b"}], "mixed.jsonl")

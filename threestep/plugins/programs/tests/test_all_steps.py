@@ -402,7 +402,7 @@ def test_a_dry_run_prints_commands_and_folders_and_writes_nothing(without_steps,
             {"shared": {"data_path": "csv:prompts.csv"}},
             "(?s)2 mistakes.*step1_sft: prompts.csv.*step2_reward: prompts.csv: .*step 2 needs responses",
         ),
-        ({"shared": {"data_path": "csv:no.csv"}}, "(?s)'no.csv' names a file that does not exist"),
+        ({"shared": {"data_path": "csv:no.csv"}}, "(?s)'no.csv' does not exist"),
         ({"step1_sft": {"max_seq_len": 3, "sed": 4}}, "^step1_sft: step1_sft.yaml: unknown setting 'sed'; did you"),
     ],
 )

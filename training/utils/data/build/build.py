@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _MOST_LOOKED_AT = 1000  # rows, for the prompt style
 _BEGINS = ("Human:", "System:", "Tools:")
 _ASKS = "Assistant:"
-_FORMS = {HUMAN_ASSISTANT: "are 'Human: ... Assistant:'", AS_STORED: "have prompts as stored"}
+_FORMS = {HUMAN_ASSISTANT: "use 'Human: ... Assistant:'", AS_STORED: "use prompts as stored"}
 # Part of the fingerprint of rows in which conversations that end with a question are learnt up to their last answer.
 _ANSWERS_KEPT = {"conversations that end with a question": "their last answer"}
 
@@ -262,13 +262,13 @@ def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offer
     start = f"step {kind.phase} ({PHASE_NAMES[kind.phase]}) has no training rows: "
     if offered == 0:
         return start + (
-            f"data_split {data.split.data_split} gives it none of the rows of {names}; raise its share or use more data"
+            f"data_split {data.split.data_split} gives it no rows of {names}; raise its share or use more data"
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hints = {**kind.hints, **UNREAD_REMEDIES, **({} if data.form is None else data.form.hints)}
     hint = next((f"; {advice}" for reason, advice in hints.items() if reason in counts.dropped), "")
     if not hint and set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
-        hint = f"; raise {kind.limit} or change the truncation"
+        hint = f"; raise --{kind.limit} or change --{kind.truncation}"
     return start + f"all {offered} rows of {names} were dropped ({reasons}){hint}"
 
 
@@ -295,10 +295,10 @@ def settle_style(style: PromptStyle, rows: Sequence[Any], tokenizer: Any, log: L
         log(style.sentence)
     [other] = [form for form in _FORMS if form != name]
     if of_form[other]:
-        advice = "write all rows in one form" if of_form[name] else f"--prompt_style {other} matches the rows"
+        advice = "use one form for all rows" if of_form[name] else f"--prompt_style {other} matches the rows"
         log(
             f"warning: {len(of_form[other]):,} of {len(prompts):,} inspected rows {_FORMS[other]}, but the model is "
-            f"saved with the style {name}: its prompts will have another form; {advice}"
+            f"saved with the style {name}, so its prompts will look different; {advice}"
         )
     return style
 
@@ -311,7 +311,7 @@ def _decided(style: PromptStyle, found: str) -> PromptStyle:
     elif style.saved_as == found:
         reason = style.reason
     else:
-        reason = f"{rows}, which were {style.saved_as} where the model was trained before"
+        reason = f"{rows}, but the model was trained on {style.saved_as} before"
     return replace(style, chat=replace(style.chat, prompt_style=found), reason=reason)
 
 

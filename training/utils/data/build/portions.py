@@ -142,10 +142,10 @@ def rows_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[st
             others += able - share_rows(able, weights)[phase - 1]
     dropped = sum(train.dropped.values())
     most = flags.max_train_rows
-    beyond = f"beyond --max_train_rows {most:,}" if most is not None else "for other steps by their dataset's class"
+    beyond = f"beyond --max_train_rows {most:,}" if most is not None else "left to other steps by their dataset class"
     reasons = {
         "held out": held_out,
-        f"for other steps by --data_split {flags.data_split} ({whole_split(phase)} takes all)": others,
+        f"left to other steps by --data_split {flags.data_split} ({whole_split(phase)} uses all rows)": others,
         beyond: total - held_out - others - train.rows - dropped,
         f"dropped ({', '.join(f'{count:,} {why}' for why, count in sorted(train.dropped.items()))})": dropped,
     }

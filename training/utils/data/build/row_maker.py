@@ -133,9 +133,9 @@ class RowMaker:
                 text = "sentence" if self._kind.responses else "prompt"
                 limit, truncation = self._kind.limit, self._kind.truncation
                 raise ThreestepError(
-                    f"dataset '{self._source.name}', row id {sample.row_id}: a {text} of {long.length_tokens} tokens, "
-                    f"but {limit} is {getattr(self._making.flags, limit)} with {truncation} 'error'; raise {limit} or "
-                    f"choose another {truncation}"
+                    f"dataset '{self._source.name}', row id {sample.row_id}: a {text} has {long.length_tokens} tokens, "
+                    f"but --{limit} is {getattr(self._making.flags, limit)} and --{truncation} is 'error'; raise "
+                    f"--{limit} or change --{truncation}"
                 ) from None
 
     def _count_drop(self, reason: Exception) -> None:

@@ -115,33 +115,33 @@ def open_or_build(
     build: writes Arrow files into a folder that is empty or holds the shards of a stopped build, and returns {"splits":
         {split: fields of `dataset.Written`}} and whatever else belongs into the manifest.
     rebuild: build a folder that existed before this process began.
-    It logs `read from the cache`; or why not, and then `built`. Raises BuildStopped, which names `cache_dir`, where
+    Logs `read from the cache`; or why not, and then `tokenized in`. Raises BuildStopped, which names `cache_dir`, if
     the disk is full or not writable; an existing folder needs no write permission.
     """
     cache_dir = os.path.abspath(cache_dir)
     parts = {**_FORMAT, **parts}
     fingerprint = hash_parts(parts)
-    final = _folder(cache_dir, name, fingerprint)
+    final, shown = _folder(cache_dir, name, fingerprint), f"{name.replace('phase', 'step ').replace('_', ' ')} rows"
     if not rebuild:
-        opened, _ = _try_open(final, fingerprint, name, log)
+        opened, _ = _try_open(final, fingerprint, shown, log)
         if opened is not None:
             return opened
 
-    waiting = f"data: {name}: waiting for another process to build it"
+    waiting = f"data: waiting for another process to tokenize {shown}"
     with _writing_into(cache_dir), locked(final + LOCK, on_wait=lambda: log(waiting)):
-        opened, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
+        opened, reason = _try_open(final, fingerprint, shown, log, only_fresh=rebuild)
         if opened is not None:
             return opened
         if rebuild:
             reason = "--rebuild_cache is set"
         elif reason is None:
             reason = _reason_to_build(cache_dir, name, parts)
-        log(f"data: tokenizing {name}: {reason}")
+        log(f"data: tokenizing {shown}: {reason}")
         started = time.perf_counter()
         _build(final, fingerprint, parts, build, reason=reason)
         built = CachedFolder(final, _open(final, fingerprint), resumed=False)
         _opened_here.add(final)
-    log(f"data: {name} built in {time.perf_counter() - started:.1f} s: {built.rows_in_words}; {final}")
+    log(f"data: {shown} tokenized in {time.perf_counter() - started:.1f} s: {built.rows_in_words}; {final}")
     return built
 
 
@@ -158,12 +158,12 @@ def _writing_into(cache_dir: str) -> Iterator[None]:
         if error.errno in _FULL:
             what = (
                 f"the folder '{cache_dir}' is full ({error.strerror}): free some space and run again (finished shards "
-                "are reused), or name another one"
+                "are reused), or use another folder"
             )
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            what = f"the folder '{cache_dir}' is not writable ({error.strerror}); name one that is"
+            what = f"the folder '{cache_dir}' is not writable ({error.strerror}); use one that is"
         else:
-            what = f"the folder '{cache_dir}' cannot be created or written to ({error.strerror}); name another one"
+            what = f"the folder '{cache_dir}' cannot be created or written to ({error.strerror}); use another one"
         raise BuildStopped(f"--data_output_path: {what}") from error
 
 
@@ -180,7 +180,7 @@ def _try_open(
     except FileNotFoundError:
         return None, None
     except Damaged as damage:
-        return None, f"the cached one was damaged: {damage}"
+        return None, f"the cached copy was damaged: {damage}"
     if only_fresh and (final in _opened_here or opened.manifest["published_at_seconds"] < _process_started_at()):
         return None, None
     _opened_here.add(final)
@@ -313,7 +313,7 @@ def _reason_to_build(cache_dir: str, name: str, parts: dict[str, str]) -> str:
             candidates.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
     if not candidates:
         return "not cached yet"
-    return "changed since the last one: " + ", ".join(min(candidates, key=lambda each: each[:2])[2])
+    return "changed since the last build: " + ", ".join(min(candidates, key=lambda each: each[:2])[2])
 
 
 # The files of shards: an Arrow file, and a JSON file that is written last and holds the shard's entry (the fields of a

@@ -186,7 +186,7 @@ def build_shards(folder: str, plans: Sequence[SplitPlan], num_workers: int | Non
     done = {job.path: entry for job in wanted if (entry := finished_shard(job.path)) is not None}
     keep_shards(folder, done)
     if done:
-        log(f"data: {len(done)} of {len(wanted)} shards were finished by an interrupted build")
+        log(f"data: reusing {len(done)} of {len(wanted)} shards from an interrupted build")
     done |= _make([job for job in wanted if job.path not in done], num_workers, sum(plan.raw_rows for plan in plans))
     built = {}
     for plan in plans:

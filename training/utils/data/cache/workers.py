@@ -124,8 +124,8 @@ def _receive(channel: Connection, process: ForkProcess) -> dict[str, Any]:
     except (EOFError, ConnectionError):
         process.join()
         raise BuildStopped(
-            f"--num_workers: a worker process died (exit code {process.exitcode}; -9: it was killed, by the system if "
-            "memory ran out); run again with fewer --num_workers: finished work is reused"
+            f"--num_workers: a worker process died (exit code {process.exitcode}; -9 means killed, usually out of "
+            "memory); run again with a lower --num_workers, which reuses finished work"
         ) from None
     if "mistake" in answer:
         raise ThreestepError(answer["mistake"])

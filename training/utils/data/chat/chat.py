@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from training.utils.data.rows.arguments import ChatArguments
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
-OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
-UNWRITTEN = "whose text beside a call the chat template leaves out"
+OTHER_PROMPT = "trained without the end of the generation prompt, which the chat template does not write before answers"
+UNWRITTEN = "whose text next to a tool call the chat template omits"
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"  # transformers' names
 
 
@@ -58,7 +58,7 @@ class ChatTokenizer:
         self._file = chat.given_template
         if self._file is None and not tokenizer.chat_template:
             raise ThreestepError(
-                f"--prompt_style chat_template: {named_tokenizer(tokenizer)} has no chat template; give one with "
+                f"--prompt_style chat_template: {named_tokenizer(tokenizer)} has no chat template; pass one with "
                 "--chat_template FILE"
             )
         self._finders: dict[tuple[str, str], TurnFinder] = {}
@@ -145,7 +145,7 @@ class ChatTokenizer:
             last = read.turns[-1] if read.turns else None
             if last is None or last.message != len(prompt.messages) or not last.ended:
                 raise BadConversation(
-                    f"{prompt.where}: the chat template writes no end-of-turn token after the response, the text ends "
+                    f"{prompt.where}: the chat template writes no end-of-turn token after the response: the text ends "
                     f"in {read.text[-40:]!r}"
                 )
             behind = self._behind(start, read)
@@ -243,6 +243,6 @@ def template_text(tokenizer: Any, tools: Any, whose: str) -> str:
     if len(others) == 1:
         return templates[others[0]]
     raise ThreestepError(
-        f"{whose} has the chat templates {', '.join(map(repr, templates))}, but none named '{_DEFAULT}'; give one as "
+        f"{whose} has the chat templates {', '.join(map(repr, templates))}, but none named '{_DEFAULT}'; pass one with "
         "--chat_template FILE"
     )

@@ -154,7 +154,7 @@ class ChatTemplate:
         if len(text) > MOST_CHARACTERS:
             raise ThreestepError(
                 f"the chat template writes {len(text):,} characters for {conversation}, more than {MOST_CHARACTERS:,}; "
-                "fix its loops, or give another one with --chat_template"
+                "fix its loops, or use another one with --chat_template"
             )
         return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
 
@@ -272,7 +272,7 @@ def limited_rendering(conversation: str) -> Iterator[None]:
     except _TooSlow:
         raise ThreestepError(
             f"the chat template takes more than {RENDERING_SECONDS:g} seconds for {conversation}; fix its loops, or "
-            "give another one with --chat_template"
+            "use another one with --chat_template"
         ) from None
     finally:
         with _lock:
@@ -302,7 +302,7 @@ def _end_late_ones() -> None:
 
 
 def _refused(what: str) -> str:
-    return f"the chat template {what} for three short conversations; give another one with --chat_template"
+    return f"the chat template {what} for three short conversations; use another one with --chat_template"
 
 
 # Masks.
@@ -411,7 +411,7 @@ def _mask(kind: str, text: str, *, masked: MaskedMessages, keep: re.Pattern[str]
     characters = [c for c in sorted(set(text)) if not (c.isspace() or c in _ESCAPED or c < " ")]
     table = {ord(character): _FIRST_MASK + begin + number for number, character in enumerate(characters)}
     if begin + len(table) > _LAST_MASK - _FIRST_MASK:
-        raise BadConversation(f"{where}: the conversation is too long to mask: more than {len(masked.texts):,} texts")
+        raise BadConversation(f"{where}: the conversation is too long to mask (over {len(masked.texts):,} texts)")
     if keep is None:
         hidden = text.translate(table)
     else:  # split at a group: masked and unmasked pieces alternate

@@ -198,8 +198,8 @@ class _Reading:
                 self._positions_M, self._texts_M, self._messages_M = origin
                 return
         raise BadConversation(
-            f"{self._where}: the chat template's output depends on the texts, so the author of each part is unknown; "
-            "change the template, or leave such rows out (--bad_conversations drop)"
+            f"{self._where}: the chat template's output depends on the texts, so the author of each part is unclear; "
+            "change the template, or drop such rows (--bad_conversations drop)"
         )
 
     def conversation_and_form(self) -> tuple[ReadConversation, bool]:
@@ -333,9 +333,9 @@ class _Reading:
             return begin + shorter
         raise BadConversation(
             f"{self._where}, message {place + 1}: cannot tell where the assistant's turn begins: the generation prompt "
-            f"after the messages before it ends in {tail[-60:]!r}, the whole conversation continues with "
-            f"{self._plain[begin : begin + 60]!r}; put {{% generation %}} marks into the template, or leave the row "
-            "out (--bad_conversations drop)"
+            f"after the previous messages ends in {tail[-60:]!r}, but the whole conversation continues with "
+            f"{self._plain[begin : begin + 60]!r}; add {{% generation %}} marks to the template, or drop such rows "
+            "(--bad_conversations drop)"
         )
 
     # Where turns end.
@@ -401,9 +401,9 @@ class _Reading:
             if match.group() in self._finder.ends:
                 return match.end()
         raise BadConversation(
-            f"{self._where}, message {place + 1} (assistant): cannot tell where its call ends: the chat template "
-            "writes the conversation up to it otherwise than with what follows; put {% generation %} marks into the "
-            "template, or leave the row out (--bad_conversations drop)"
+            f"{self._where}, message {place + 1} (assistant): cannot tell where its tool call ends: the chat "
+            "template writes the messages up to it differently when others follow; add {% generation %} marks to the "
+            "template, or drop such rows (--bad_conversations drop)"
         )
 
     def _last_end(self, begin: int, close: int, known: bool = False) -> int | None:
@@ -458,8 +458,8 @@ class _Reading:
         if wrong_M.any():
             place = int(self._messages_M[wrong_M][0])
             raise BadConversation(
-                f"{self._where}: a turn of the assistant would hold text of message {place + 1} "
-                f"({self._messages[place]['role']}): the chat template mixes the two"
+                f"{self._where}: an assistant turn would include text of message {place + 1} "
+                f"({self._messages[place]['role']}), because the chat template mixes the two"
             )
         is_json = True
         for place, message in enumerate(self._messages):
@@ -491,8 +491,8 @@ class _Reading:
                 raise BadConversation(f"{named}: part of the assistant's text lies outside its turn")
             if is_content and not cut and masked.text.strip() not in turn_texts[masked.message]:
                 raise BadConversation(
-                    f"{named}: the chat template changes the assistant's text: it becomes "
-                    f"{turn_texts[masked.message][:60]!r} and was {masked.text[:60]!r}"
+                    f"{named}: the chat template changes the assistant's text from "
+                    f"{masked.text[:60]!r} to {turn_texts[masked.message][:60]!r}"
                 )
         return left_out
 
@@ -507,25 +507,25 @@ def _check_calls(message: Message, turn: str, named: str) -> bool:
     names = Counter(str(function["name"]) for function in functions if "name" in function)
     for name, times in names.items():
         if turn.count(name) < times:
-            raise BadConversation(f"{named}: the chat template omits its call of '{name}'")
+            raise BadConversation(f"{named}: the chat template omits its call to '{name}'")
     if functions and message.get("content") is None:
         has_none = any(
             "None" in json.dumps(function, default=str) or None in _leaves(function) for function in functions
         )
         if _WRITTEN_NULL.match(turn) or ("None" in turn and not has_none):
-            raise BadConversation(f"{named}: the chat template writes None for a call's missing text")
+            raise BadConversation(f"{named}: the chat template writes None where a tool call has no text")
     is_json = True
     for function in functions:
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             if any(json.dumps(arguments, ensure_ascii=escaped) in turn for escaped in (False, True)):
-                raise BadConversation(f"{named}: the chat template writes the arguments of a call as quoted text")
+                raise BadConversation(f"{named}: the chat template writes a tool call's arguments as a quoted string")
             if arguments.strip() not in turn:
-                raise BadConversation(f"{named}: the chat template changes the arguments of a call: {arguments:.60}")
+                raise BadConversation(f"{named}: the chat template changes a tool call's arguments: {arguments:.60}")
         elif missing := [value for value in _leaves(arguments)
                          if json.dumps(value, default=str) not in turn and str(value) not in turn]:  # fmt: skip
             raise BadConversation(
-                f"{named}: the chat template omits {missing[0]!r:.60} of the arguments of its call of "
+                f"{named}: the chat template omits {missing[0]!r:.60} from the arguments of its call to "
                 f"'{function.get('name')}'"
             )
         elif arguments and str(arguments) in turn and json.dumps(arguments, ensure_ascii=False) not in turn:

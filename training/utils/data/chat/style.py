@@ -100,12 +100,12 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
     if name not in PROMPT_STYLES:
         raise ThreestepError(
             f"{where}.prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {name!r}"
-            f"{nearest_names(str(name), PROMPT_STYLES)}; correct it, or give --prompt_style"
+            f"{nearest_names(str(name), PROMPT_STYLES)}; correct it, or set --prompt_style"
         )
     if not isinstance(end, str | None) or not isinstance(kwargs, dict | None):
         raise ThreestepError(
             f"{where}: expected end_of_conversation_token to be text and chat_template_kwargs an object, got {end!r} "
-            f"and {kwargs!r:.60}; correct them, or remove '{KEY}' and give --prompt_style"
+            f"and {kwargs!r:.60}; correct them, or remove '{KEY}' and set --prompt_style"
         )
     return SavedStyle(name, end, kwargs or {}, prompt_end if isinstance(prompt_end, str) else "")
 
@@ -152,8 +152,8 @@ def _chosen(chat: ChatArguments, saved: SavedStyle | None, tokenizer: Any) -> tu
         return CHAT_TEMPLATE, "the tokenizer has a template"
     if chat.template_flags:
         raise ThreestepError(
-            f"{' and '.join(chat.template_flags)} expects a chat template, got a tokenizer without one "
-            f"('{tokenizer.name_or_path}'); give one with --chat_template FILE, or leave the flag out"
+            f"{' and '.join(chat.template_flags)}: the tokenizer of '{tokenizer.name_or_path}' has no chat template; "
+            "pass one with --chat_template FILE, or leave this out"
         )
     return HUMAN_ASSISTANT, "the tokenizer has no chat template"
 
@@ -224,7 +224,7 @@ def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = No
     """
     if chat.prompt_style == AUTO and began_with is not None:
         style = read_style(replace(chat, prompt_style=began_with), tokenizer)
-        style = replace(style, reason="as the run began")
+        style = replace(style, reason="as when the run started")
     else:
         style = read_style(chat, tokenizer)
         style = replace(style, is_open=chat.prompt_style == AUTO and style.chat.prompt_style != CHAT_TEMPLATE)

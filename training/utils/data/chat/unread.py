@@ -20,17 +20,17 @@ from training.utils.data.rows.tokenize import Dropped
 Read = tuple[Conversation, tuple[str, ...]]  # a conversation for the template, and notes for the report
 
 MOVED = "whose reasoning moved to the key that the chat template reads"
-OMITTED = "learnt without the reasoning of their answer, which the chat template leaves out"
-EMPTIED = "with earlier answers out of the loss, because the chat template writes an empty thought for their reasoning"
-UNREAD_TOOLS = "whose tools the chat template does not write"
-UNREAD_NAMES = "with a speaker's name that the chat template does not write"
+OMITTED = "trained without the reasoning in their answer, which the chat template omits"
+EMPTIED = "whose earlier answers carry no loss, because the chat template writes empty thoughts for their reasoning"
+UNREAD_TOOLS = "whose tools the chat template omits"
+UNREAD_NAMES = "with a speaker's name that the chat template omits"
 UNREAD_VARIABLES = "with chat_template_kwargs that the chat template does not read"
 REMEDIES = {
-    "unread_reasoning": "the chat template does not write the reasoning of their answers; use one that reads it "
+    "unread_reasoning": "the chat template omits the reasoning in their answers; use one that reads it "
     "(--chat_template FILE, --chat_template_kwargs)",
-    OMITTED: "use a template that reads it (--chat_template FILE, --chat_template_kwargs), or write it into the "
-    "content of the data",
-    UNREAD_TOOLS: "the model does not see what it may call; use a template that writes tools (--chat_template FILE)",
+    OMITTED: "use a template that reads it (--chat_template FILE, --chat_template_kwargs), or put the "
+    "reasoning into the message content",
+    UNREAD_TOOLS: "the model cannot see its tools; use a template that writes them (--chat_template FILE)",
 }
 
 # Around reasoning that models write into their text: Qwen's and DeepSeek's tags, Mistral's, Cohere's, Kimi's, Seed's,

@@ -63,7 +63,7 @@ class ArrowRows(JoinedRows):
         try:
             self._decoders = {field.name: decode for field in table.schema if (decode := _decoder(field.type))}
         except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
-            raise ThreestepError(f"{path}: expected keys of UTF-8 text: {error.reason}") from error
+            raise ThreestepError(f"{path}: expected keys in UTF-8: {error.reason}") from error
         check_kinds(self.kinds, path, expected)
 
     def __getitem__(self, index: Any) -> Any:
@@ -182,7 +182,7 @@ def _csv_records(file: io.BufferedReader, path: str) -> Iterator[tuple[int, list
         names = names or values
         yield line, values
     if not names:
-        raise ThreestepError(f"{path} is empty: expected a first line that names the columns")
+        raise ThreestepError(f"{path} is empty: expected a first line with the column names")
 
 
 def _csv_batches(records: Iterator[tuple[int, list[str]]], schema: Any, lines: array[int]) -> Iterator[Any]:
@@ -233,7 +233,7 @@ def _of_json(text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"a column of JSON: expected JSON text: {error}") from error
+        raise ValueError(f"a JSON column: expected JSON text: {error}") from error
 
 
 def _of_map(pairs: Any, decode: Callable[[Any], Any]) -> dict[str, Any] | None:
@@ -243,7 +243,7 @@ def _of_map(pairs: Any, decode: Callable[[Any], Any]) -> dict[str, Any] | None:
     read = {str(key): decode(value) for key, value in pairs}
     if len(read) < len(pairs):
         keys = ", ".join(str(key) for key, _ in pairs)
-        raise ValueError(f"expected a map with one value for each key, got the keys {keys}")
+        raise ValueError(f"expected a map with unique keys, got the keys {keys}")
     return read
 
 

@@ -24,17 +24,17 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 UTF_8 = "utf-8-sig"  # which reads text with and without a byte order mark
 START_BYTES = 512
 _TAR_AT = 257
-_UNPACK = "unpack it, and give the folder of its files as jsonl:FOLDER, or csv:, parquet:"
+_UNPACK = "unpack it, and pass its folder as jsonl:FOLDER, csv:FOLDER or parquet:FOLDER"
 PARQUET, ARROW = "a Parquet file", "an Arrow file or stream"
 # First bytes, what they begin, and what to do; {} for the path.
 _KINDS = (
-    (b"PAR1", PARQUET, "give it as parquet:{}"),
-    (b"ARROW1", ARROW, "give it as arrow:{}"),
-    (b"\xff\xff\xff\xff", ARROW, "give it as arrow:{}"),
-    (b"PK\x03\x04", "a zip archive or a spreadsheet", f"{_UNPACK}; save a sheet as CSV UTF-8"),
+    (b"PAR1", PARQUET, "pass it as parquet:{}"),
+    (b"ARROW1", ARROW, "pass it as arrow:{}"),
+    (b"\xff\xff\xff\xff", ARROW, "pass it as arrow:{}"),
+    (b"PK\x03\x04", "a zip archive or a spreadsheet", f"{_UNPACK}; save a spreadsheet as CSV UTF-8"),
     (b"\x80\x04\x95", "a pickle", "write the rows with to_parquet or to_json"),
     (b"SQLite format 3", "a database", "write the rows with to_parquet or to_json"),
-    (b"version https://git-lfs", "a pointer to a file in Git LFS", "fetch the file with git lfs pull"),
+    (b"version https://git-lfs", "a Git LFS pointer", "fetch the file with git lfs pull"),
     (b"<!DOCTYPE html", "a web page", "download the file itself"),
     (b"<!doctype html", "a web page", "download the file itself"),
     (b"<html", "a web page", "download the file itself"),
@@ -123,7 +123,7 @@ def reading(name: str) -> Iterator[None]:
         if error.encoding == "utf-8":
             raise
         raise ThreestepError(
-            f"'{name}' begins as {error.encoding} and is not: {error.reason}; save it as UTF-8"
+            f"'{name}' begins like {error.encoding} but cannot be decoded: {error.reason}; save it as UTF-8"
         ) from error
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
@@ -169,11 +169,11 @@ def check_kind(start: bytes, path: str, expected: str) -> None:
     if start[_TAR_AT:].startswith(b"ustar"):
         kind, remedy = "a tar archive", _UNPACK
     if expected != "text" and _JSON.match(start):
-        kind, remedy = "JSON", "give it as jsonl:{}"
+        kind, remedy = "JSON", "pass it as jsonl:{}"
     if kind not in (None, expected):
         raise ThreestepError(f"{path}: expected {expected}, got {kind}; {remedy.format(path)}")
 
 
 def python_hint(text: str) -> str:
     """The end of a sentence on text that is not JSON: a remedy where it is Python's form of a list or an object."""
-    return "; it looks like Python, write it with json.dumps" if _OF_PYTHON.match(text) else ""
+    return "; it looks like Python, so write it with json.dumps" if _OF_PYTHON.match(text) else ""

@@ -123,8 +123,8 @@ class JsonLines(_JsonRows):
             return
         if isinstance(value, (dict, list)) and end > len(line.decode(errors="replace")):
             raise ThreestepError(
-                f"{where}: expected one JSON object per line, got one on several lines; write each row on its own "
-                f"line, as jq -c . {self.path} does"
+                f"{where}: expected one JSON object per line, got one that spans several lines; write each row "
+                f"on its own line, as jq -c . {self.path} does"
             )
 
     def _parsed(self, begin: int, where: str) -> Any:
@@ -211,7 +211,7 @@ def _parse(line: bytes, where: str) -> Any:
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             raise ThreestepError(
-                f"{where}: expected one JSON object per line, got more after it at column {error.colno}: "
+                f"{where}: expected one JSON object per line, got more text at column {error.colno}: "
                 f"{text[error.pos :].strip()[:40]!r}; remove it, or write it on its own line"
             ) from error
         raise ThreestepError(
@@ -259,7 +259,7 @@ def _list_begins(text: str, path: str) -> int:
     if len(lists) == 1 and not lists.keys() & _ONE_CONVERSATION:
         return next(iter(lists.values()))
     if not text.strip():
-        raise ThreestepError(f"{path} is empty: expected a JSON list of objects, or one object a line")
+        raise ThreestepError(f"{path} is empty: expected a JSON list of objects, or one object per line")
     got = f"one object with {column_names(whole)}" if isinstance(whole, dict) else repr(text[position : position + 40])
     if (
         isinstance(whole, dict)
@@ -267,8 +267,8 @@ def _list_begins(text: str, path: str) -> int:
         and all(isinstance(column, (list, dict)) for column in whole.values())
     ):
         raise ThreestepError(
-            f"{path}, line 1: expected one JSON list of objects, got a table by columns ({column_names(whole)}); "
-            "write it by rows, with pandas by to_json(path, orient='records', lines=True)"
+            f"{path}, line 1: expected one JSON list of objects, got a table of columns ({column_names(whole)}); "
+            "write it row by row, in pandas with to_json(path, orient='records', lines=True)"
         )
     raise ThreestepError(
         f"{path}, line 1: expected one JSON list of objects, got {got}; write the rows as a list, as "
@@ -308,7 +308,7 @@ def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
         at_line = 1 + text.count("\n", 0, rest)
         raise ThreestepError(
             f"{path}, line {at_line}: expected nothing after the JSON list, got {text[rest : rest + 40]!r}; a file "
-            "holds one list of objects, or one object a line"
+            "holds one list of objects, or one object per line"
         )
 
 
@@ -378,6 +378,6 @@ def nulls_sentence(found: Counter[str]) -> str | None:
     keys = ", ".join(f"{count:,} '{key}'" for key, count in found.most_common(_KEYS_SHOWN))
     more = ", ..." if len(found) > _KEYS_SHOWN else ""
     return (
-        f"nulls are read as missing keys where all objects have the same keys, as `datasets` pads them: {keys}{more}; "
-        "to keep one in a call's arguments, write those as JSON text"
+        f"nulls are read as missing keys if all objects have the same keys, as `datasets` pads them: {keys}{more}; to "
+        "keep a null in a tool call's arguments, write the arguments as JSON text"
     )

@@ -30,7 +30,7 @@ class PassedOver:
         if self.hidden:
             said.append(f"not read: {_counted(self.hidden, 'hidden file')}; to read them, name the folder they are in")
         if self.repeated:
-            said.append(f"read once: {_counted(self.repeated, 'link')} to what is read under another name")
+            said.append(f"read once: {_counted(self.repeated, 'link')} to files that are read under another name")
         return said
 
 
@@ -75,8 +75,8 @@ def _local_matches(address: str, flag: str, passed: PassedOver) -> list[str]:
     else:
         matches = sorted(match for match in glob.glob(path) if os.path.isfile(match))
     if not matches:
-        what = "pattern that matches no file" if glob.has_magic(path) else "file that does not exist"
-        raise ThreestepError(f"--{flag}: '{address}' names a {what}; the current folder is '{os.getcwd()}'")
+        what = "matches no file" if glob.has_magic(path) else "does not exist"
+        raise ThreestepError(f"--{flag}: '{address}' {what}; the current folder is '{os.getcwd()}'")
     return matches
 
 
@@ -105,7 +105,7 @@ def _find_remote(address: str, endings: tuple[str, ...], flag: str, passed: Pass
 def _check_found(files: Sequence[str], endings: Sequence[str], folder: str, *, flag: str, passed: PassedOver) -> None:
     if not files:
         suffixes = [ending for ending in endings if not ending.endswith(COMPRESSED)]
-        but = f", but {len(passed.hidden)} hidden; name the folder they are in" if passed.hidden else ""
+        but = f", except {len(passed.hidden)} hidden; name their folder to read them" if passed.hidden else ""
         raise ThreestepError(f"--{flag}: the folder '{folder}' holds no file that ends in {' or '.join(suffixes)}{but}")
 
 
@@ -224,7 +224,7 @@ def check_versions(folder: str, flag: str) -> None:
     if os.path.isdir(os.path.join(folder, "_delta_log")):
         raise ThreestepError(
             f"--{flag}: the folder '{folder}' is a Delta table, whose files also hold rows that were replaced or "
-            "deleted; write its current rows to Parquet, and give those"
+            "deleted; write its current rows to Parquet, and pass those"
         )
     snapshots = os.path.join(folder, "snapshots")  # of huggingface_hub's cache
     if os.path.isdir(os.path.join(folder, "blobs")) and os.path.isdir(snapshots) and len(os.listdir(snapshots)) > 1:

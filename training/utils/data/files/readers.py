@@ -185,19 +185,19 @@ def check_stored(reader: str, address: str, flag: str, *, reach: bool = False) -
         check_address(address, flag)
 
 
-_WORKBOOK = "is a spreadsheet; save the sheet as CSV UTF-8, and give that file"
+_WORKBOOK = "is a spreadsheet; save the sheet as CSV UTF-8, and pass that file"
 _PICKLE = "is a pickle, which may run code when it is read; write the rows with to_parquet or to_json"
 _KINDS = {
     ".xlsx": _WORKBOOK, ".xls": _WORKBOOK, ".ods": _WORKBOOK, ".numbers": _WORKBOOK,
     ".pkl": _PICKLE, ".pickle": _PICKLE, ".pt": _PICKLE,
-    ".zip": "is an archive; unpack it, and give the folder as jsonl:FOLDER, or csv:, parquet:",
-    ".tar": "is an archive; unpack it, and give the folder as jsonl:FOLDER, or csv:, parquet:",
-    ".txt": "is text of unknown format; give it as csv:PATH if it has a header line, as jsonl:PATH if it has one JSON "
-    'object per line; for plain text, write {"text": "..."} a line',
-    ".md": 'is plain text; write {"text": "..."} a line into a .jsonl file',
-    ".yaml": "is YAML; write the rows as JSON lines",
-    ".yml": "is YAML; write the rows as JSON lines",
-    ".py": "is Python code; give it as --dataset_module, and the name that it registers as --data_path",
+    ".zip": "is an archive; unpack it, and pass its folder as jsonl:FOLDER, csv:FOLDER or parquet:FOLDER",
+    ".tar": "is an archive; unpack it, and pass its folder as jsonl:FOLDER, csv:FOLDER or parquet:FOLDER",
+    ".txt": "is text in an unknown format; pass it as csv:PATH if it has a header line, or as jsonl:PATH if it has one "
+    'JSON object per line; for plain text, write one {"text": "..."} per line',
+    ".md": 'is plain text; write one {"text": "..."} per line into a .jsonl file',
+    ".yaml": "is YAML; write the rows as JSON Lines",
+    ".yml": "is YAML; write the rows as JSON Lines",
+    ".py": "is Python code; pass it as --dataset_module, and the name that it registers as --data_path",
     ".db": "is a database; write the rows with to_json or to_parquet",
     ".sqlite": "is a database; write the rows with to_json or to_parquet",
 }  # fmt: skip
@@ -212,7 +212,7 @@ def why_no_dataset(name: str) -> str | None:
     if suffix in _KINDS:
         return f"'{name}' {_KINDS[suffix]}"
     if os.path.isfile(name):
-        return f"'{name}' is a file without a known extension; give it as {_forms(name)}"
+        return f"'{name}' has no known extension; pass it as {_forms(name)}"
     if name.startswith(("/", ".", "~")):
         return f"'{name}' does not exist; the current folder is '{os.getcwd()}'"
     return None
@@ -220,21 +220,21 @@ def why_no_dataset(name: str) -> str | None:
 
 def _of_folder(folder: str) -> str:
     if any(os.path.isfile(os.path.join(folder, file)) for file in _MODEL):
-        return f"the folder '{folder}' holds a model, not data; give it as --model_name_or_path"
+        return f"the folder '{folder}' holds a model, not data; pass it as --model_name_or_path"
     endings: Counter[str] = Counter()
     for path in list_folder(folder, lambda path: True, PassedOver()):
         endings[os.path.splitext(without_compression(path))[1].lower()] += 1
     if not endings:
-        return f"the folder '{folder}' is empty; give a folder or a file with rows, as in jsonl:PATH"
+        return f"the folder '{folder}' is empty; pass a folder or a file with rows, as in jsonl:PATH"
     held = ", ".join(f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(5))
     readers = [name for name, (_, suffixes) in reversed(READERS.items()) if {*suffixes} & endings.keys()]
     wanted = [name for name in readers if name != "jsonl" or {".jsonl", ".ndjson"} & endings.keys()]
     give = (
-        f"give it as {' or '.join(f'{name}:{folder}' for name in wanted)}"
+        f"it holds files ({held}); pass it as {' or '.join(f'{name}:{folder}' for name in wanted)}"
         if wanted
-        else f"and no readable file; give a folder of data files as {_forms('PATH')}"
+        else f"it holds no readable file ({held}); pass a folder of data files as {_forms('PATH')}"
     )
-    return f"the folder '{folder}' needs a format prefix; it holds files: {held}; {give}"
+    return f"the folder '{folder}' needs a format prefix; {give}"
 
 
 def _forms(path: str) -> str:

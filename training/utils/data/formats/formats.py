@@ -50,7 +50,7 @@ def nearest_format(kinds: Iterable[str], needs: Mapping[str, str]) -> str:
         }
         if len(near) < len(columns.split(", ")) and all(near.values()):
             meant = " and ".join(f"'{by_folded[given[0]]}' is its '{column}'" for column, given in near.items())
-            return f"; the nearest is {name}, if {meant}"
+            return f"; the closest is {name}, if {meant}"
     return ""
 
 
@@ -60,8 +60,8 @@ def check_numbers(kinds: Kinds, column: str) -> None:
     beside = next((name for name in kinds if folded(name) in _CHOICES), None)
     if where and beside:
         raise ThreestepError(
-            f"{where}: column '{column}' holds numbers beside '{beside}', so they may be places in it; write each "
-            "answer as text into a column, and name that with --chosen_column"
+            f"{where}: column '{column}' holds numbers that may be positions in '{beside}'; write each answer as "
+            "text in its own column, and name that column with --chosen_column"
         )
 
 
@@ -253,13 +253,13 @@ def recognise(kinds: Kinds, columns: FileColumns, data_format: str | None, where
 
 
 def _not_of_format(kinds: Kinds, columns: FileColumns, name: str, where: str) -> str:
-    begin = f"{where}: --data_format {name} expects the columns {FORMATS[name].needs}, and the columns are "
+    begin = f"{where}: --data_format {name} expects the columns {FORMATS[name].needs}, but the columns are "
     for role in columns.deciding:
         column = getattr(columns, role)
         if not has_column(kinds, column):
             return (
-                f"{begin}{column_names(kinds)}, without '{column}' of --{role}_column{nearest_column(column, kinds)}; "
-                "name the right one with it"
+                f"{begin}{column_names(kinds)}, without the '{column}' of --{role}_column"
+                f"{nearest_column(column, kinds)}; name one of these"
             )
     return (
         f"{begin}{column_names(kinds)}; choose another format, or name its columns with flags such as --prompt_column"
@@ -295,7 +295,7 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
     raise ThreestepError(
         f"{begin}no format{nearest_format(kinds, needs)}; expected the columns of one of these: {known}; or name your "
         "own columns: questions and answers with --data_format question_answer --prompt_column Q --chosen_column A, "
-        "texts as they are stored with --prompt_column, --chosen_column and --rejected_column, other data with "
+        "texts to use as stored with --prompt_column, --chosen_column and --rejected_column, other data with "
         "--messages_column or --text_column"
     )
 

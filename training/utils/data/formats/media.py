@@ -22,12 +22,12 @@ _TEXT_PARTS = (None, "text", "input_text", "output_text")
 # Endings of types of content parts that are neither text nor media, most of them Anthropic's (mcp_tool_use, say): their
 # meaning, and the remedy.
 _OTHER_PARTS = {
-    "tool_use": ("a tool call", "write it as 'tool_calls' of the message"),
-    "tool_result": ("a tool's answer", "write it as a message of the role 'tool'"),
+    "tool_use": ("a tool call", "write it as the message's 'tool_calls'"),
+    "tool_result": ("a tool result", "write it as a message with the role 'tool'"),
     "redacted_thinking": ("encrypted reasoning, which has no text", "remove it"),
-    "thinking": ("reasoning", "write it as 'reasoning_content' of the message"),
-    "reasoning": ("reasoning", "write it as 'reasoning_content' of the message"),
-    "refusal": ("an answer that declines", "write it as text"),
+    "thinking": ("reasoning", "write it as the message's 'reasoning_content'"),
+    "reasoning": ("reasoning", "write it as the message's 'reasoning_content'"),
+    "refusal": ("a refusal", "write it as text"),
 }
 ONLY_TEXT = "only text is trained on"  # why media of a row are not read, where nothing else is known
 
@@ -55,13 +55,13 @@ def check_media(
             continue
         if images and column not in _NAMES and _kind(column) == "images" and _PLACEHOLDER.search(_as_text(row)):
             raise BadConversation(
-                f"{where}: column '{column}' may hold the images that the texts speak of, and images are read from a "
-                "column 'images' or 'image'; rename it, or remove it"
+                f"{where}: column '{column}' may hold the images that the texts refer to, but images are read only "
+                "from a column 'images' or 'image'; rename it, or remove it"
             )
         if column in _NAMES or _PLACEHOLDER.search(_as_text(row)):
             raise BadConversation(
-                f"{where}: column '{column}' holds {_kind(column)}, and {_why(_kind(column), images, unread)}; leave "
-                "such rows out, or remove the column where the texts stand by themselves"
+                f"{where}: column '{column}' holds {_kind(column)}, but {_why(_kind(column), images, unread)}; leave "
+                "such rows out, or remove the column if the texts make sense without it"
             )
 
 
@@ -76,10 +76,10 @@ def _part_problem(kind: str, images: bool, unread: str) -> str:
     """Return why a content part is not read, and the remedy. images, unread: see `check_media`."""
     for ending, (what, remedy) in _OTHER_PARTS.items():
         if kind.endswith(ending):
-            return f"got {what}; {remedy}, or leave such rows out"
+            return f"which is {what}; {remedy}, or leave such rows out"
     if kind in IMAGE_PARTS or _WORD.search(kind):
-        return f"and {_why(_kind(kind), images, unread)}; leave such rows out"
-    return "and parts of this type are not read; write it as text, or leave such rows out"
+        return f"but {_why(_kind(kind), images, unread)}; leave such rows out"
+    return "which is not read; write it as text, or leave such rows out"
 
 
 def is_empty(value: Any) -> bool:
@@ -130,7 +130,7 @@ def joined_text(message: Mapping[str, Any], where: str, images: bool = False, un
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, dict) and kind not in _TEXT_PARTS:
             problem = _part_problem(str(kind), images, unread)
-            raise BadConversation(f"{where}: a content part of type {kind!r}: expected text, {problem}")
+            raise BadConversation(f"{where}: a content part has the type {kind!r}, {problem}")
         text = part.get("text", "") if isinstance(part, dict) else None
         if not isinstance(text, str):
             raise BadConversation(

@@ -224,7 +224,7 @@ def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise BadConversation(
-            f"{where}: expected a role among {', '.join(ROLES)}, got {role!r}{nearest_names(str(role), ROLES)}; "
+            f"{where}: expected one of the roles {', '.join(ROLES)}, got {role!r}{nearest_names(str(role), ROLES)}; "
             "rename it in the data"
         )
     checked = {key: value for key, value in message.items() if value is not None}
@@ -393,8 +393,8 @@ def stored_prompt(messages: Sequence[Message], where: str) -> str:
     time. ThreestepError for a system prompt, which no such row has."""
     if messages and messages[0]["role"] == "system":
         raise ThreestepError(
-            f"{where}: expected no system prompt, for the model was trained on prompts as they are stored (as_stored), "
-            "got one; write it into the question"
+            f"{where}: expected no system prompt, because the model was trained on prompts as stored (as_stored), but "
+            "got one; put it into the question"
         )
     return _content(messages[-1], where) if messages else ""
 
@@ -484,13 +484,13 @@ def _weight(message: Message, where: str) -> bool | None:
             continue
         if key not in SPELLINGS:
             raise BadConversation(
-                f"{where}: the key '{key}' is not read, and says what of a message is trained; expected one of "
-                f"{', '.join(SPELLINGS)} with 0 or 1, got {value!r:.60}; rewrite it, or leave it out"
+                f"{where}: the key '{key}' looks like a loss weight but is not read; expected one of "
+                f"{', '.join(SPELLINGS)} with 0 or 1, got {value!r:.60}; rename it, or leave it out"
             )
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             raise BadConversation(
-                f"{where}: '{key}': expected 0 or 1 (false or true), got {value!r:.60}; a message carries loss or it "
-                "does not"
+                f"{where}: '{key}': expected 0 or 1 (false or true), got {value!r:.60}; a message either carries "
+                "loss or does not"
             )
         weights[key] = bool(value)
     if len(set(weights.values())) > 1:
@@ -504,11 +504,11 @@ def check_weights(messages: Sequence[Message], weights: Sequence[bool | None], l
         named = f"{where}, message {number} ({message.get('role')})"
         if weight is False and loss_on == "conversation":
             raise BadConversation(
-                f"{named}: its weight is 0, and --loss_on conversation puts loss on every message; leave one of them "
+                f"{named}: its weight is 0, but --loss_on conversation puts loss on every message; leave one of them "
                 "out"
             )
         if weight and loss_on != "conversation" and message.get("role") != "assistant":
             raise BadConversation(
-                f"{named}: its weight is 1, and the loss falls on the assistant's messages alone; set it to 0, or use "
+                f"{named}: its weight is 1, but only the assistant's messages carry loss; set it to 0, or use "
                 "--loss_on conversation"
             )

@@ -66,8 +66,8 @@ def _response_of(row: Mapping[str, Any], roles: Roles, role: str, where: str) ->
         return value
     if isinstance(value, float) and (value.is_integer() or not math.isfinite(value)):
         raise ThreestepError(
-            f"{where}: column '{roles[role]}': expected text or a number that is one text alone, got {value!r}; write "
-            "it as text"
+            f"{where}: column '{roles[role]}': expected text or a number with a single text form, got {value!r}; "
+            "write it as text"
             + (f', "{int(value)}" or "{value!r}"' if math.isfinite(value) else ", or null if there is none")
         )
     return repr(value)
@@ -105,7 +105,7 @@ def _of_messages(
     for answer in (chosen, rejected):
         if answer and answer[0]["role"] != "assistant":
             raise ThreestepError(
-                f"{where}: a response: expected the assistant's message first, got one of role '{answer[0]['role']}'"
+                f"{where}: a response: expected an assistant message first, got one with the role '{answer[0]['role']}'"
             )
     return Record(prompt_messages=prompt, chosen_messages=chosen or None, rejected_messages=rejected or None)
 
@@ -202,8 +202,8 @@ def read_mark(row: Mapping[str, Any], column: str, where: str) -> bool | None:
         return None
     if not isinstance(value, (bool, int, float, str)) or word not in (*_GOOD, *_BAD):
         raise ThreestepError(
-            f"{where}: column '{column}': expected a mark of the response, such as true or false, 1 or 0, desirable or "
-            f"undesirable, got {value!r:.60}; name the column of marks with --label_column, which none turns off"
+            f"{where}: column '{column}': expected a label for the response, such as true or false, 1 or 0, desirable "
+            f"or undesirable, got {value!r:.60}; name the label column with --label_column, or set that to none"
         )
     return word in _GOOD
 
@@ -252,7 +252,7 @@ class TreeRows(Sequence):
             row = rows[place]
             if not isinstance(row.get(_ID), (str, int)) or row[_ID] in places:
                 wrong = f"{row.get(_ID)!r:.60}" + (" a second time" if isinstance(row.get(_ID), (str, int)) else "")
-                raise ThreestepError(f"{row.where}: column '{_ID}': expected an id of its own, got {wrong}")
+                raise ThreestepError(f"{row.where}: column '{_ID}': expected a unique id, got {wrong}")
             if not isinstance(row.get(_ROLE), str):
                 raise ThreestepError(f"{row.where}: column '{_ROLE}': expected text, got {kind_of(row.get(_ROLE))}")
             places[row[_ID]] = place
@@ -269,7 +269,7 @@ class TreeRows(Sequence):
         if not isinstance(parent, (str, int)) or parent not in places:
             raise ThreestepError(
                 f"{row.where}: column '{_PARENT}': expected the id of a message in the same files, got {parent!r:.60}; "
-                "give all messages of a tree, or none"
+                "include all messages of a tree, or none"
             )
         return places[parent]
 
@@ -279,7 +279,7 @@ class TreeRows(Sequence):
         seen: set[int] = set()
         while at is not None:
             if at in seen:
-                raise ThreestepError(f"{self._rows[place].where}: the message follows from itself by '{_PARENT}'")
+                raise ThreestepError(f"{self._rows[place].where}: the message is its own ancestor through '{_PARENT}'")
             seen.add(at)
             yield at
             at = self._parents[at]

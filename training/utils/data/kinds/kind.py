@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.data.rows.arguments import RowArguments
 
-CROSSED = "in which a token holds the end of a prompt and the beginning of its response, and counts as the response's"
+CROSSED = "in which one token spans the end of the prompt and the start of the response, and counts as response"
 GLUED = (
-    "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
-    "sets questions and answers apart)"
+    "whose response follows the prompt without a space, as stored (--data_format question_answer or a chat template "
+    "separates questions and answers)"
 )
-UNANSWERED = "that end with a question, learnt up to their last answer"
+UNANSWERED = "that end with a question and train only up to their last answer"
 
 
 @dataclass(slots=True)  # not frozen, which would make a row's records three times as slow
@@ -243,7 +243,7 @@ class PlainText:
             raise Dropped("no_turn_to_train")
         if False in trained and self._weighs_messages:
             raise BadConversation(
-                f"{where}: the messages of the response have different weights, and as plain text it is one response; "
+                f"{where}: the messages of the response have different weights, but in plain text they are one; "
                 "use --prompt_style chat_template"
             )
 
@@ -301,9 +301,9 @@ def check_media_are_read(raw: PromptRawDataset, sample: Any, media: ReadsMedia |
     if not raw.get_images(sample):
         return
     if media is None:
-        raise BadConversation(f"{where}: get_images returned images, and {raw.unread_images}; leave such rows out")
+        raise BadConversation(f"{where}: get_images returned images, but {raw.unread_images}; leave such rows out")
     raise BadConversation(
-        f"{where}: the row has images, whose places a chat template writes; use --prompt_style chat_template"
+        f"{where}: the row has images, which only a chat template can place; use --prompt_style chat_template"
     )
 
 

@@ -18,7 +18,7 @@ from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.rows.tokenize import Dropped
 
 _ANSWER_BEGINS = "Assistant:"
-PARTS_TAKEN = "with the parts, because the sentence does not begin with the prompt"
+PARTS_TAKEN = "built from prompt and response, because the sentence does not begin with the prompt"
 
 
 def has_sentences(raw: PromptRawDataset) -> bool:
@@ -123,8 +123,8 @@ def read_margins(raw: PromptRawDataset, sample: Any, responses: int, where: str)
     numeric = all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers)
     if len(numbers) != responses - 1 or not numeric or not all(0 <= number < math.inf for number in numbers):
         raise ThreestepError(
-            f"{where}: {type(raw).__name__}.get_margin: expected a number from 0 up, {responses - 1} of them (one "
-            f"between each two neighbours of the {responses} ranked responses), or None, got {margin!r}"
+            f"{where}: {type(raw).__name__}.get_margin: expected a number of 0 or more between each of the "
+            f"{responses} ranked responses and the next ({responses - 1} in all), or None, got {margin!r}"
         )
     return np.array(numbers, np.float32)
 
@@ -138,15 +138,15 @@ def read_carried(raw: PromptRawDataset, sample: Any, source_name: str, where: st
     extra = checked_json(raw, "get_extra", got(raw, "get_extra", sample, where), where)
     if extra is not None and not isinstance(extra, dict):
         raise ThreestepError(
-            f"{where}: {type(raw).__name__}.get_extra: expected values by name in a dict, or None, got "
+            f"{where}: {type(raw).__name__}.get_extra: expected a dict of values by name, or None, got "
             f"{type(extra).__name__}"
         )
     columns = {"data_source": source_name, **(extra or {})}
     taken = [name for name in _REWARD_ARGUMENTS if name in columns]
     if taken:
         raise ThreestepError(
-            f"{where}: '{taken[0]}' cannot be the name of a column that step 3 carries: every reward function has "
-            "an argument of that name; rename the column"
+            f"{where}: '{taken[0]}' cannot be a column name in step 3, because every reward function has an "
+            "argument of that name; rename the column"
         )
     ground_truth = columns.pop("ground_truth", None)
     return ground_truth if reference is None else reference, columns
@@ -160,5 +160,5 @@ def checked_json(raw: PromptRawDataset, getter: str, value: Any, where: str) -> 
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise ThreestepError(
-            f"{where}: {type(raw).__name__}.{getter}: expected a value that JSON can hold: {error}"
+            f"{where}: {type(raw).__name__}.{getter}: expected a value that JSON can represent: {error}"
         ) from error

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.data.rows.arguments import RowArguments
 
-EMPTY_PROMPT = (
-    "whose prompt is empty, kept for an environment, which may begin with another (--return_columns raw_prompt)"
-)
+EMPTY_PROMPT = "with an empty prompt, kept because an environment may supply one (--return_columns raw_prompt)"
 
 
 class Sentences(RowKind):
@@ -64,7 +62,7 @@ class Sentences(RowKind):
             prompt, (response,) = read_texts(chat.raw, responses, sample, where)
             if not prompt:
                 if chat.media is not None and chat.raw.get_images(sample):
-                    raise BadConversation(f"{where}: expected a prompt, which the images belong to, got a text alone")
+                    raise BadConversation(f"{where}: expected a prompt for the images, got only plain text")
                 pieces = chat.texts.text(response)
                 return ReadSample(where, pieces, len(pieces))
             messages, train_turns = [*messages_of_text(prompt), response_message(prompt, response)], "last"
@@ -128,9 +126,9 @@ class Ranked(RowKind):
     dropped_marks = {True: "unpaired", False: "unpaired"}
     columns: ClassVar[tuple[str, ...]] = ("margin",)
     hints = {
-        "unpaired": "responses that are marked one by one are no pairs; `threestep dpo --loss_type kto` (or bco) "
-        "trains on all of them, step 1 on the good ones",
-        "no_rejected": "a pair needs a rejected response (of files, --rejected_column names it)",
+        "unpaired": "responses with individual labels do not form pairs; `threestep dpo --loss_type kto` (or bco) "
+        "trains on all of them, and step 1 trains on the good ones",
+        "no_rejected": "a pair needs a rejected response; for files, name its column with --rejected_column",
     }
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
@@ -162,7 +160,7 @@ class Ranked(RowKind):
             raise Dropped("response_of_several_messages")
         (answer,) = messages
         if answer["role"] != "assistant":
-            raise BadConversation(f"{where}: expected a message of the assistant, got one of role '{answer['role']}'")
+            raise BadConversation(f"{where}: expected an assistant message, got one with the role '{answer['role']}'")
         if not answer.get("tool_calls") and not str(answer["content"]).strip():
             raise Dropped("empty_response")
         if kind == "chosen" and weights == [False]:
@@ -211,8 +209,8 @@ class Marked(Ranked):
     dropped_marks = {None: "unmarked"}
     columns: ClassVar[tuple[str, ...]] = ()
     hints = {
-        "unmarked": "each response needs a mark of its own, good or bad (of files, --label_column names the column); a "
-        "pair is written as two rows"
+        "unmarked": "each response needs its own label, good or bad (for files, name the column with --label_column); "
+        "write a pair as two rows"
     }
 
     def responses_of(self, mark: bool | None) -> tuple[str, ...]:

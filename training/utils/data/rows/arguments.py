@@ -54,7 +54,7 @@ class ChatArguments:
         "style",
         choices=(AUTO, *PROMPT_STYLES),
     )
-    chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.", "file")
+    chat_template: str | None = flag(None, "File with a Jinja chat template; default: the tokenizer's own.", "file")
     chat_template_kwargs: str | None = flag(
         None,
         "Extra variables for the chat template, as a JSON object, such as '{\"enable_thinking\": false}'.",
@@ -67,8 +67,8 @@ class ChatArguments:
     )
     bad_conversations: str = flag(
         "error",
-        "A row that the chat template refuses, or whose assistant turns are ambiguous: 'error' stops and "
-        "names it, 'drop' drops and counts it.",
+        "Rows that the chat template refuses, or whose assistant turns are ambiguous: 'error' stops and names the row, "
+        "'drop' drops and counts them.",
         choices=BAD_CONVERSATIONS,
     )
 
@@ -98,7 +98,7 @@ class ChatArguments:
         """Note what is wrong with these settings."""
         mistakes.require(
             bool(self.end_of_conversation_token) or not self.add_end_of_conversation_token,
-            "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token",
+            "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token with it",
         )
         self._validate_chat(mistakes)
 
@@ -151,7 +151,7 @@ class RowArguments:
     )
     loss_on: str = flag(
         "response",
-        "Step 1: tokens to train on, those of the 'response' or of the whole 'conversation' (prompt included).",
+        "Step 1: train on the tokens of the 'response' or of the whole 'conversation' (prompt included).",
         choices=LOSS_PLACES,
         topic="loss",
     )

@@ -342,7 +342,7 @@ class CachedSplit(Sequence):
         expected_batches = -(-rows // ROWS_PER_BATCH)
         if self._reader.num_record_batches != expected_batches:
             raise ValueError(
-                f"{path}: {self._reader.num_record_batches} batches where {rows} rows need {expected_batches}"
+                f"{path}: expected {expected_batches} batches for {rows} rows, got {self._reader.num_record_batches}"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

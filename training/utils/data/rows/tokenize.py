@@ -198,7 +198,7 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
     if token is None:
         if tokenizer.eos_token_id is None:
             raise ThreestepError(
-                f"{named_tokenizer(tokenizer)} has no eos token to end a response with; name a token of its vocabulary "
+                f"{named_tokenizer(tokenizer)} has no eos token to end a response with; name one of its tokens "
                 "with --end_of_conversation_token"
             )
         return int(tokenizer.eos_token_id)
@@ -231,8 +231,8 @@ def require_pad_token(pad_token_id: int | None, what_for: str, tokenizer: str = 
     """The id; ThreestepError where the tokenizer, which is named so, has no pad token."""
     if pad_token_id is None:
         raise ThreestepError(
-            f"{tokenizer} has no pad token, which {what_for} needs: give it one and save it, for instance "
-            "tokenizer.pad_token = tokenizer.eos_token (masks come from lengths, so eos works)"
+            f"{tokenizer} has no pad token, which {what_for} needs; set one and save it, for example "
+            "tokenizer.pad_token = tokenizer.eos_token (eos works, because masks come from lengths)"
         )
     return pad_token_id
 

@@ -105,16 +105,21 @@ REFUSED_WEIGHTS = [
     (
         "Axolotl's spans",
         [HI, assistant("Ho", train_detail=[{"begin_offset": 0, "end_offset": 1, "train": False}])],
-        "message 2: the key 'train_detail' is not read, and says what of a message is trained; expected one of",
+        "message 2: the key 'train_detail' looks like a loss weight but is not read; expected one of",
         {},
     ),
-    ("loss_scale", [HI, assistant("Ho", loss_scale=1.0)], "message 2: the key 'loss_scale' is not read", {}),
+    (
+        "loss_scale",
+        [HI, assistant("Ho", loss_scale=1.0)],
+        "message 2: the key 'loss_scale' looks like a loss weight but is",
+        {},
+    ),
     ("two differ", [HI, assistant("Ho", weight=0, train=True)], "message 2: 'weight' and 'train' differ", {}),
-    ("1 on the user's", [user("Hi", weight=1), HO], "message 1 (user): its weight is 1, and the loss falls on the", {}),
+    ("1 on the user's", [user("Hi", weight=1), HO], "message 1 (user): its weight is 1, but only the assistant's", {}),
     (
         "0 and loss on all",
         [HI, assistant("Ho", weight=0)],
-        "message 2 (assistant): its weight is 0, and --loss_on conversation puts loss on every message",
+        "message 2 (assistant): its weight is 0, but --loss_on conversation puts loss on every message",
         {"loss_on": "conversation"},
     ),
 ]
@@ -164,8 +169,8 @@ MARKS = [
     Form(
         "marks: a label that is no mark is refused",
         [{**TEXT, "label": "sports"}],
-        ("! rows.jsonl, line 1: column 'label': expected a mark of the response, such as true or false, 1 or 0, "
-         "desirable or undesirable, got 'sports'; name the column of marks with --label_column, which none turns off",
+        ("! rows.jsonl, line 1: column 'label': expected a label for the response, such as true or false, 1 or 0, "
+         "desirable or undesirable, got 'sports'; name the label column with --label_column, or set that to none",
          ) * 3,
     ),
     Form(
@@ -204,15 +209,15 @@ IMAGE_URL = {"type": "image_url", "image_url": {"url": "a.png"}}
 SEE = [f"<user><image>Hi<assistant>{answer}" for answer in ("«Ho$»", "|Ho$|No$", "")]
 MEDIA = [
     media("images (verl, TRL, LLaMA-Factory)", beside("images", [{"bytes": "x", "path": "a.png"}]),
-          "rows.jsonl, line 1: column 'images' holds images, and only text is trained on; leave such rows out"),
-    media("videos", beside("videos", ["a.mp4"]), "line 1: column 'videos' holds video, and only text is trained on"),
-    media("audios", beside("audios", ["a.wav"]), "line 1: column 'audios' holds audio, and only text is trained on"),
+          "rows.jsonl, line 1: column 'images' holds images, but only text is trained on; leave such rows out"),
+    media("videos", beside("videos", ["a.mp4"]), "line 1: column 'videos' holds video, but only text is trained on"),
+    media("audios", beside("audios", ["a.wav"]), "line 1: column 'audios' holds audio, but only text is trained on"),
     media("a placeholder beside a column of another name", beside("image_path", "a.png"),
           "line 1: column 'image_path' holds images"),
     media("OpenAI's parts", {"prompt": [user([{"type": "text", "text": "Hi"}, IMAGE_URL])], "chosen": [HO]},
-          "line 1, message 1: a content part of type 'image_url': expected text, and only text is trained on"),
+          "line 1, message 1: a content part has the type 'image_url', but only text is trained on"),
     media("a part for audio", {"prompt": [user([{"type": "input_audio"}])], "chosen": [HO], "rejected": [NO]},
-          "a content part of type 'input_audio': expected text"),
+          "a content part has the type 'input_audio', but "),
     media("a message's own images", {"prompt": [user("Hi", images=["a"])], "chosen": [HO], "rejected": [NO]},
           "message 1: 'images': expected text, got images; only text is trained on"),
     Form(
@@ -332,12 +337,12 @@ TREES = [
         ),
     ),
     Form("a tree without its root", TREE[1:3], (
-        "! rows.jsonl, line 1: column 'parent_id': expected the id of a message in the same files, got '1'; give all "
-        "messages of a tree, or none",) * 3),
+        "! rows.jsonl, line 1: column 'parent_id': expected the id of a message in the same files, got '1'; include "
+        "all messages of a tree, or none",) * 3),
     Form("a tree with an id twice", [*TREE[:2], TREE[1]], (
-        "! line 3: column 'message_id': expected an id of its own, got '2' a second time",) * 3),
+        "! line 3: column 'message_id': expected a unique id, got '2' a second time",) * 3),
     Form("a tree that bites its tail", [node("1", "2", "prompter", "Hi"), node("2", "1", "assistant", "Ho")], (
-        "! line 2: the message follows from itself by 'parent_id'",) * 3),
+        "! line 2: the message is its own ancestor through 'parent_id'",) * 3),
     Form("a tree with a role that is no text", [{**TREE[0], "role": ["prompter"]}, TREE[1]], (
         "! rows.jsonl, line 1: column 'role': expected text, got a list",) * 3),
     Form("a tree with another's role", [node("1", None, "moderator", "Hi"), node("2", "1", "assistant", "Ho")], (

@@ -80,7 +80,7 @@ def test_the_rows_decide_and_the_log_says_why(flags, rows, name):
     data = flags(rows)
     before = parts_of_chat(data.chat, tokenizer, True)
     settled(data, tokenizer, 1, said)
-    form = {"human_assistant": "are 'Human: ... Assistant:'", "as_stored": "have prompts as stored"}[name]
+    form = {"human_assistant": "use 'Human: ... Assistant:'", "as_stored": "use prompts as stored"}[name]
     reason = f"the tokenizer has no chat template, and the rows {form}"
     assert said == [f"prompt style: {name}, responses end with <|endoftext|> ({reason})"]
     assert saved_style(tokenizer).prompt_style == name
@@ -109,8 +109,8 @@ def test_rows_of_both_styles_are_a_warning_with_what_to_do(flags, write_rows):
     paths = [f"jsonl:{write_rows(rows, name)}" for rows, name in ((STORED, "a.jsonl"), (WRITTEN[:5], "b.jsonl"))]
     _, style = settled(flags(data_path=paths), chat_tokenizer(None), 1, said)
     assert style.chat.prompt_style == "as_stored" and said[1:] == [
-        "warning: 5 of 17 inspected rows are 'Human: ... Assistant:', but the model is saved with the style "
-        "as_stored: its prompts will have another form; write all rows in one form"
+        "warning: 5 of 17 inspected rows use 'Human: ... Assistant:', but the model is saved with the style "
+        "as_stored, so its prompts will look different; use one form for all rows"
     ]
 
 
@@ -118,8 +118,8 @@ def test_a_flag_decides_and_rows_of_another_style_are_a_warning(flags):
     said: list[str] = []
     _, style = settled(flags(STORED, prompt_style="human_assistant"), chat_tokenizer(None), 1, said)
     assert style.chat.prompt_style == "human_assistant" and said == [
-        "warning: 12 of 12 inspected rows have prompts as stored, but the model is saved with the style "
-        "human_assistant: its prompts will have another form; --prompt_style as_stored matches the rows"
+        "warning: 12 of 12 inspected rows use prompts as stored, but the model is saved with the style "
+        "human_assistant, so its prompts will look different; --prompt_style as_stored matches the rows"
     ]
 
 
@@ -133,9 +133,7 @@ def test_a_model_of_before_keeps_its_style_until_rows_say_otherwise(flags):
     assert style.reason.startswith("saved with ") and len(said) == 1
     _, style = settled(flags(STORED), tokenizer, 3, said)
     assert style.chat.prompt_style == saved_style(tokenizer).prompt_style == "as_stored"
-    assert style.reason == (
-        "the rows have prompts as stored, which were human_assistant where the model was trained before"
-    )
+    assert style.reason == ("the rows use prompts as stored, but the model was trained on human_assistant before")
 
 
 def test_a_resumed_run_keeps_its_style_and_finds_the_end_of_prompts_again(flags):
@@ -143,7 +141,7 @@ def test_a_resumed_run_keeps_its_style_and_finds_the_end_of_prompts_again(flags)
     style = adopt_style(tokenizer, data.chat, began_with="as_stored")
     rows = build_phase(1, data, tokenizer, 1).train
     again = settle_style(style, rows, tokenizer, lambda line: None, most_tokens=512)
-    assert again.reason == "as the run began" and saved_style(tokenizer) == SavedStyle("as_stored")
+    assert again.reason == "as when the run started" and saved_style(tokenizer) == SavedStyle("as_stored")
     assert saved_style(tokenizer).prompt_end == " "
 
 
@@ -157,5 +155,5 @@ def test_turns_and_system_prompts_of_prompts_as_stored(flags):
         user("2 ="),
     ]
     assert maker.make(talk, None, 0).prompt_text == "2 ="
-    with pytest.raises(ThreestepError, match="expected no system prompt, .* got one; write it into the question"):
+    with pytest.raises(ThreestepError, match="expected no system prompt, .* got one; put it into the question"):
         maker.make([{"role": "system", "content": "Be brief."}, *talk], None, 0)

@@ -149,7 +149,9 @@ def test_rows_in_the_cache_are_counted_without_a_look_at_the_data(flags, tiny_to
         said.append(line)
         monkeypatch.setattr(FileDataset, "get_train_data", lambda self: pytest.fail("the rows were read"))
     assert built.report.resumed and said[0] == said[1]
-    assert said[0] == "108 of 600 rows; 60 held out, 432 for other steps by --data_split 2,4,4 (1,0,0 takes all)"
+    assert (
+        said[0] == "108 of 600 rows; 60 held out, 432 left to other steps by --data_split 2,4,4 (1,0,0 uses all rows)"
+    )
 
 
 def test_step_3_hands_other_columns_to_rewards(flags, tiny_tokenizer):
@@ -167,17 +169,18 @@ ODD = {"prompt": "Human: a Assistant:", "chosen": None, "rejected": " no"}
 @pytest.mark.parametrize(
     ("phase", "given_rows", "given", "said"),
     [
-        (2, rows(40), {}, "15 of 40 rows; 4 held out, 21 for other steps by --data_split 2,4,4 (0,1,0 takes all)"),
+        (2, rows(40), {},
+         "15 of 40 rows; 4 held out, 21 left to other steps by --data_split 2,4,4 (0,1,0 uses all rows)"),
         (3, rows(40), {"data_split": "1,1,2"},
-         "18 of 40 rows; 4 held out, 18 for other steps by --data_split 1,1,2 (0,0,1 takes all)"),
+         "18 of 40 rows; 4 held out, 18 left to other steps by --data_split 1,1,2 (0,0,1 uses all rows)"),
         (3, rows(40), {"data_split": "0,0,5"}, "36 of 40 rows; 4 held out"),
         (1, rows(40), {"eval_fraction": 0.0},
-         "8 of 40 rows; 32 for other steps by --data_split 2,4,4 (1,0,0 takes all)"),
+         "8 of 40 rows; 32 left to other steps by --data_split 2,4,4 (1,0,0 uses all rows)"),
         (1, [*rows(30), *rows(10), ODD], {"data_split": "auto", "eval_fraction": 0.0},
          "40 of 41 rows; 10 of these repeat an earlier one; 1 dropped (1 no_chosen)"),
         (1, rows(60), {"max_train_rows": 5, "max_eval_rows": 2},
-         "5 of 60 rows; 6 held out, 43 for other steps by --data_split 2,4,4 (1,0,0 takes all), 6 beyond "
-         "--max_train_rows 5"),
+         "5 of 60 rows; 6 held out, 43 left to other steps by --data_split 2,4,4 (1,0,0 uses all rows), 6 "
+         "beyond --max_train_rows 5"),
     ],
 )  # fmt: skip
 def test_every_row_has_its_reason(flags, tiny_tokenizer, phase, given_rows, given, said):
@@ -198,7 +201,7 @@ def test_datasets_of_step_1_alone_and_classes_that_deal_their_rows_are_left_out(
     whole = flags(rows(40))
     also = flags(rows(40), sft_only_data_path=whole.source.data_path)
     for data in (whole, also):
-        assert "29 for other steps by --data_split" in trains_on(1, data, tiny_tokenizer)[1]
+        assert "29 left to other steps by --data_split" in trains_on(1, data, tiny_tokenizer)[1]
     assert "by --data_split" not in trains_on(1, own(get_phases=lambda self, sample: (1,)), tiny_tokenizer)[1]
 
 
@@ -208,5 +211,5 @@ def test_rows_that_a_class_deals_to_other_steps(own, tiny_tokenizer):
     given = [{**Own.rows[0], **phases[place % 3]} for place in range(30)]
     data = own(rows=given, get_phases=lambda self, sample: sample["phases"], eval_fraction=0.0, data_split="1,1,0")
     built, line = trains_on(1, data, tiny_tokenizer)
-    assert line == "15 of 30 rows; 14 of these repeat an earlier one; 15 for other steps by their dataset's class"
+    assert line == "15 of 30 rows; 14 of these repeat an earlier one; 15 left to other steps by their dataset class"
     assert all(row.row_id % 3 != 1 for row in built.train)

@@ -115,9 +115,9 @@ def test_long_prompts_are_filtered_in_parallel_and_counted(build):
 
 
 def test_truncation_error_names_the_row(build):
-    with pytest.raises(ThreestepError, match=r"row id 1: a sentence of \d+ tokens, but max_seq_len is 70"):
+    with pytest.raises(ThreestepError, match=r"row id 1: a sentence has \d+ tokens, but --max_seq_len is 70"):
         build(1, [PAIR, LONG], max_seq_len=70, truncation="error")
-    with pytest.raises(ThreestepError, match=r"row id 1: a prompt of \d+ tokens, but max_prompt_seq_len is 40"):
+    with pytest.raises(ThreestepError, match=r"row id 1: a prompt has \d+ tokens, but --max_prompt_seq_len is 40"):
         build(3, [PAIR, LONG], max_prompt_seq_len=40, prompt_truncation="error")
 
 
@@ -138,7 +138,7 @@ def test_raw_ids_raw_chat_and_full_prompt_on_request(build):
 def test_rows_for_which_a_class_returns_images_are_refused_by_name(own, tiny_tokenizer):
     for phase in (1, 2, 3):
         data = own(get_images=lambda self, sample: [b"a picture"])
-        said = r"dataset 'own', row \d+: get_images returned images, and only text is"
+        said = r"dataset 'own', row \d+: get_images returned images, but only text is"
         with pytest.raises(ThreestepError, match=said):
             build_phase(phase, data, tiny_tokenizer, seed=1)
 
@@ -168,7 +168,7 @@ def test_what_would_be_left_out_is(flags, tiny_tokenizer):
     assert maker.make("7 " * 20, None, -1) is None and maker.make("", None, -1) is None
     assert maker.counts.dropped == {"prompt_too_long": 1, "empty_prompt": 1}
     strict = PromptMaker(flags(max_prompt_seq_len=5, prompt_truncation="error"), tiny_tokenizer)
-    with pytest.raises(ThreestepError, match="dataset 'generated', row id -3: a prompt of .* tokens"):
+    with pytest.raises(ThreestepError, match="dataset 'generated', row id -3: a prompt has .* tokens"):
         strict.make("7 " * 20, None, -3)
     with pytest.raises(ThreestepError, match="a generated prompt, message 1: expected an object, got text"):
         strict.make(["hi"], None, -1)

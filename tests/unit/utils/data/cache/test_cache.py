@@ -47,9 +47,9 @@ def never(folder):
 
 def test_the_second_run_resumes_by_a_manifest_in_clear(ask):
     first, log = ask()
-    assert not first.resumed and any("phase1 built in" in line for line in log)
+    assert not first.resumed and any("step 1 rows tokenized in" in line for line in log)
     second, log = ask(build=never)
-    assert second.resumed and len(log) == 1 and "phase1 read from the cache in" in log[0]
+    assert second.resumed and len(log) == 1 and "step 1 rows read from the cache in" in log[0]
     assert second.path == first.path and [row.input_ids[0] for row in second.splits["train"]] == [0, 1, 2]
     assert sorted(os.listdir(first.path)) == ["manifest.json", "train.arrow"]
     manifest = json.loads(Path(first.path, "manifest.json").read_text())
@@ -62,10 +62,10 @@ def test_the_second_run_resumes_by_a_manifest_in_clear(ask):
 def test_the_log_says_which_part_changed(ask):
     ask()
     _, log = ask({**PARTS, "seed": "2"})
-    assert "tokenizing phase1: changed since the last one: seed" in log[-2] and "length" not in log[-2]
+    assert "tokenizing step 1 rows: changed since the last build: seed" in log[-2] and "length" not in log[-2]
     assert "changed" not in log[-1]  # said once
     _, log = ask({**PARTS, "seed": "2", "length": "3"})
-    assert "changed since the last one: length" in log[-2]  # against the nearest, which has seed 2
+    assert "changed since the last build: length" in log[-2]  # against the nearest, which has seed 2
     _, log = ask({**PARTS, "datasets": "b"})
     assert "not cached yet" in log[-2]
     assert ask(build=never)[0].resumed  # going back finds the first one
@@ -192,7 +192,7 @@ def test_a_folder_that_may_not_be_written(open_folder, request):
     with pytest.raises(ThreestepError) as mistake:
         open_or_build(str(open_folder), "phase1", PARTS, blocks(), rebuild=False, log=print)
     assert str(mistake.value) == (
-        f"--data_output_path: the folder '{open_folder}' is not writable (Permission denied); name one that is"
+        f"--data_output_path: the folder '{open_folder}' is not writable (Permission denied); use one that is"
     )
     assert os.listdir(open_folder) == []
 

@@ -157,7 +157,7 @@ def test_finished_shards_of_a_stopped_build_are_used_again(ask, whole, tmp_path,
     going_on, made = stops_at(-1, None)
     folder, log = ask(going_on)
     assert made == list(range(2048, RAW_ROWS, 512)) and content(folder) == whole
-    assert any("4 of 10 shards were finished by an interrupted build" in line for line in log)
+    assert any("reusing 4 of 10 shards from an interrupted build" in line for line in log)
     assert len(left_in(tmp_path)) == 3  # the folder and its two files
 
 
@@ -249,9 +249,9 @@ def test_builds_killed_at_any_moment_are_gone_on_with(tmp_path, ask, whole):
     output, _ = start(tmp_path, 2, 0.0).communicate(timeout=120)
     assert "rows 4285" in output
     if complete:
-        assert "text read from the cache in" in output
+        assert "text rows read from the cache in" in output
     elif finished:
-        assert "shards were finished by an interrupted build" in output
+        assert "shards from an interrupted build" in output
     folder, log = ask()
     assert folder.resumed and content(folder) == whole, log
 
@@ -262,7 +262,7 @@ def test_several_that_want_the_same_split_build_it_once(tmp_path, ask, whole, re
         assert not ask()[0].resumed
     processes = [start(tmp_path, 2, 0.02, rebuild) for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert sum("built in" in output for output in outputs) == 1
+    assert sum("tokenized in" in output for output in outputs) == 1
     assert sum("read from the cache in" in output for output in outputs) == 2
     assert any("waiting for another process" in output for output in outputs)
     assert content(ask()[0]) == whole
@@ -278,7 +278,7 @@ def test_one_that_waits_goes_on_where_the_killed_one_was(tmp_path, ask, whole):
     first.communicate()
     output = second.stdout.read()  # with what was read ahead
     second.wait(timeout=60)
-    assert "shards were finished by an interrupted build" in output and "rows" in output
+    assert "shards from an interrupted build" in output and "rows" in output
     assert content(ask()[0]) == whole
 
 
@@ -307,12 +307,12 @@ def test_a_full_disk_names_the_folder_and_leaves_finished_shards_alone(ask, whol
             ask(num_workers=num_workers)
     assert str(failure.value) == (
         f"--data_output_path: the folder '{tmp_path}' is full (No space left on device): free some space and run again "
-        "(finished shards are reused), or name another one"
+        "(finished shards are reused), or use another folder"
     )
     left = left_in(tmp_path)
     assert not any(name.endswith(".part") for name in left) and any(name.endswith(".arrow") for name in left)
     folder, log = ask(num_workers=num_workers)
-    assert content(folder) == whole and any("shards were finished" in line for line in log)
+    assert content(folder) == whole and any("shards from an" in line for line in log)
 
 
 def test_a_small_disk(ask, whole, tmp_path):

@@ -61,7 +61,7 @@ def fail(job):
         (
             6,
             BuildStopped,
-            r"--num_workers: a worker process died \(exit code -9;.*fewer --num_workers",
+            r"--num_workers: a worker process died \(exit code -9;.*a lower --num_workers",
         ),
     ],
 )

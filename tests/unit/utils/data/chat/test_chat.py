@@ -362,9 +362,9 @@ ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         ("{% for message in messages %}", {}, "not valid Jinja: line 1: .*endfor"),
         (ENDLESS, {}, r"writes '\\n' after the assistant's last text.*never learn to stop"),
         (chat_template("chatml"), {"end_of_conversation_token": "<|endoftext|>"},
-         r"writes '<\|im_end\|>\\n' after .* and not '<\|endoftext\|>'"),
-        ("{{ messages[-1].content }}<|im_end|>", {}, "does not write each message of a conversation"),
-        ("{{ raise_exception('tools first') }}", {}, "refuses a conversation of user and assistant.*--end_of_conv"),
+         r"writes '<\|im_end\|>\\n' after .*, not '<\|endoftext\|>'"),
+        ("{{ messages[-1].content }}<|im_end|>", {}, "does not write each user and assistant message"),
+        ("{{ raise_exception('tools first') }}", {}, "refuses alternating user and assistant mess.*--end_of_conv"),
     ],
 )  # fmt: skip
 def test_templates_that_cannot_be_trained_on(template, flags, said):

@@ -213,14 +213,14 @@ HALF = MARKED.replace(
                      [SYSTEM, USER, ASSISTANT],
                      "message 1 (system): the chat template omits its text: 'be kind'", id="a text left out"),
         pytest.param(CHATML, [USER, {**ASSISTANT, "tool_calls": [{"function": {"name": "now", "arguments": {}}}]}],
-                     "message 2 (assistant): the chat template omits its call of 'now'", id="a call left out"),
+                     "message 2 (assistant): the chat template omits its call to 'now'", id="a call left out"),
         pytest.param(CHATML, [USER, {**ASSISTANT, "tool_calls": [{"name": "answer", "arguments": {"x": "it"}}]}],
                      "message 2 (assistant): the chat template omits its text: 'it'", id="an argument left out"),
         pytest.param(with_turn("message.content[:3] + '<|im_end|>'"), [USER, ASSISTANT],
-                     "message 2 (assistant): the chat template changes the assistant's text: it becomes 'ans<|im",
+                     "message 2 (assistant): the chat template changes the assistant's text from ",
                      id="a text changed"),
         pytest.param(CHATML.replace("message.content +", "message.content | upper +"), [USER, ASSISTANT],
-                     "depends on the texts, so the author of each part is unknown", id="a text that is counted"),
+                     "depends on the texts, so the author of each part is unclear", id="a text that is counted"),
         pytest.param(MARKED.replace("message.role == 'assistant'", "true"), [USER, ASSISTANT],
                      "marks contain a message from a role other than the assistant", id="marks around somebody else"),
         pytest.param(HALF, [USER, ASSISTANT],
@@ -237,4 +237,4 @@ def test_messages_written_into_each_other():
     template = MARKED.replace("message.content + '<|im_end|>' }}{% end", said + " }}{% end", 1)
     assert turns(template, TWICE) == [ANSWER] * 2
     mixed = error(template, [USER, ASSISTANT] * 3)
-    assert "would hold text of message 1 (user): the chat template mixes the two" in mixed
+    assert "would include text of message 1 (user), because the chat template mixes the two" in mixed

@@ -124,7 +124,7 @@ def test_content_beside_a_call_in_any_form():
         objects = joins.replace("c.function.arguments", "(c.function.arguments | tojson)")  # as MiniMax-M2's
         assert turns(objects, [USER, called({"a": None}, content=content)]) == ['<call>f\n{"a": null}</call><eos>']
     assert turns(joins, [USER, called({}, content="a")]) == ["a<call>f\n{}</call><eos>"]
-    with pytest.raises(BadConversation, match="omits its call of 'f'"):
+    with pytest.raises(BadConversation, match="omits its call to 'f'"):
         turns(TEXTS, [USER, called({}, content="a")])
 
 
@@ -142,7 +142,7 @@ def test_text_beside_a_call_that_a_template_leaves_out_is_counted():
 
 def test_a_value_that_a_template_leaves_out():
     only_texts = OPEN.replace("v | tojson", "''")
-    with pytest.raises(BadConversation, match="the chat template omits 12 of the arguments of its call of 'f'"):
+    with pytest.raises(BadConversation, match="the chat template omits 12 from the arguments of its call to 'f'"):
         turns(only_texts, [USER, called({"a": 12})])
 
 
@@ -194,8 +194,8 @@ def test_a_mark_around_a_call_behind_the_mark_of_its_thought():
 def test_marks_hide_no_call():
     no_calls = MARKED.replace("m.tool_calls or []", "[]")
     for arguments in ({}, {"a": 1}, {"a": "x"}):
-        with pytest.raises(BadConversation, match="message 2 .assistant.: the chat template omits its call of 'f'"):
+        with pytest.raises(BadConversation, match="message 2 .assistant.: the chat template omits its call to 'f'"):
             turns(no_calls, [USER, called(arguments), TOOL, ANSWER])
     only_last = no_calls.replace("m.role == 'assistant'", "m.role == 'assistant' and loop.last")
-    with pytest.raises(BadConversation, match="omits its call of 'f'"):
+    with pytest.raises(BadConversation, match="omits its call to 'f'"):
         turns(only_last, [USER, called({"a": 1}), TOOL, ANSWER])

@@ -55,7 +55,7 @@ def test_the_template_where_the_tokenizer_has_one(tmp_path):
             None,
             "enable_thinking",
             "auto",
-            "--chat_template_kwargs expects a chat template, got a tokenizer without one",
+            "--chat_template_kwargs: the tokenizer of '.*' has no chat template; pass one",
         ),
         (None, "enable_thinking", "chat_template", "has no chat template"),
         # A misspelt name of a flag.
@@ -132,7 +132,7 @@ def test_another_template_takes_nothing_of_the_saved_one(tmp_path):
 def test_a_resumed_run_keeps_its_style():
     tokenizer = with_template()
     style = adopt_style(tokenizer, ChatArguments(), began_with="human_assistant")
-    assert (style.chat.prompt_style, style.reason) == ("human_assistant", "as the run began")
+    assert (style.chat.prompt_style, style.reason) == ("human_assistant", "as when the run started")
     assert saved_style(tokenizer) == SavedStyle("human_assistant")
     style = adopt_style(with_template(), ChatArguments(prompt_style="chat_template"), began_with="human_assistant")
     assert style.chat.prompt_style == "chat_template"  # named by a flag; that it differs is refused elsewhere
@@ -142,7 +142,7 @@ def test_a_resumed_run_keeps_its_style():
     ("content", "message"),
     [
         ({"prompt_style": "chat_templat"}, "expected one of human_assistant, .*, got 'chat_templat'; did you mean"),
-        ({}, "expected one of human_assistant, as_stored, chat_template, got None.*give --prompt_style"),
+        ({}, "expected one of human_assistant, as_stored, chat_template, got None.*set --prompt_style"),
         ("chatml", "expected an object with prompt_style, got 'chatml'"),
         ({"prompt_style": "chat_template", "chat_template_kwargs": "x"}, "chat_template_kwargs an object, got None"),
     ],

@@ -32,7 +32,7 @@ def test_what_datasets_pads_is_read_as_it_was(tmp_path, reader):
     assert rows.nulls == {"args": 1, "c": 1, "e": 1}
     said = nulls_sentence(rows.nulls)
     assert said.startswith(
-        "nulls are read as missing keys where all objects have the same keys, as `datasets` pads them: 1 '"
+        "nulls are read as missing keys if all objects have the same keys, as `datasets` pads them: 1 '"
     )
 
 

@@ -56,7 +56,9 @@ def test_a_hidden_folder_that_is_named_is_read(here, folder):
     touch(here / "data" / folder, "rows.jsonl")
     assert found(f"data/{folder}") == ([f"data/{folder}/rows.jsonl"], [])
     assert found(f"data/{folder}/*.jsonl") == ([f"data/{folder}/rows.jsonl"], [])
-    with pytest.raises(ThreestepError, match="the folder 'data' holds no file that ends in .jsonl, but 1 hidden; name"):
+    with pytest.raises(
+        ThreestepError, match="the folder 'data' holds no file that ends in .jsonl, except 1 hidden; name"
+    ):
         found("data")
 
 
@@ -76,7 +78,9 @@ def test_links_are_followed_and_a_real_file_is_read_once(here):
     (here / "data" / "sub").symlink_to(here / "far" / "sub")
     files, (sentence,) = found("data")
     assert files == ["data/more/c.jsonl", "data/more/sub/d.jsonl", "data/part/b.jsonl", "data/rows.jsonl"]
-    assert sentence.startswith("read once: 4 links (again.jsonl, all, sub, ...) to what is read under another name")
+    assert sentence.startswith(
+        "read once: 4 links (again.jsonl, all, sub, ...) to files that are read under another name"
+    )
     assert len(found("data/**/*.jsonl")[0]) == 4
 
 
@@ -154,8 +158,8 @@ def test_what_datasets_writes_beside_rows_is_no_data(tmp_path):
 @pytest.mark.parametrize(
     ("address", "fragment"),
     [
-        ("missing.csv", "data_path: 'missing.csv' names a file that does not exist; the current folder is '"),
-        ("missing-*.csv", "data_path: 'missing-*.csv' names a pattern that matches no file"),
+        ("missing.csv", "data_path: 'missing.csv' does not exist; the current folder is '"),
+        ("missing-*.csv", "data_path: 'missing-*.csv' matches no file"),
     ],
 )
 def test_an_address_that_names_nothing(tmp_path, monkeypatch, address, fragment):

@@ -48,7 +48,9 @@ def test_blank_lines_a_byte_order_mark_and_null(tmp_path):
     assert [rows[1], rows[0]] == [{**GOOD, "rejected": None}, GOOD] and len(rows) == 2 and set(rows.kinds) == set(GOOD)
 
 
-OVER_LINES = "expected one JSON object per line, got one on several lines; write each row on its own line, as jq"
+OVER_LINES = (
+    "expected one JSON object per line, got one that spans several lines; write each row on its own line, as jq"
+)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,8 @@ OVER_LINES = "expected one JSON object per line, got one on several lines; write
         ('{"prompt": "a", "rejected": false}', "column 'rejected': expected text, got a truth value"),
         (b'{"prompt": "\xff"}', "expected UTF-8 text"),
         (json.dumps(GOOD, indent=2), OVER_LINES),
-        ('{"prompt": "a"},', "expected one JSON object per line, got more after it at column 16: ','"),
-        ('{"prompt": "a"}{"prompt": "b"}', "expected one JSON object per line, got more after it at column 16: '{"),
+        ('{"prompt": "a"},', "expected one JSON object per line, got more text at column 16: ','"),
+        ('{"prompt": "a"}{"prompt": "b"}', "expected one JSON object per line, got more text at column 16: '{"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path, bad, fragment):
@@ -177,7 +179,7 @@ def test_the_first_place_of_every_kind_of_value(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "fragment"),
     [
-        ("a.csv", b"", " is empty: expected a first line that names the columns"),
+        ("a.csv", b"", " is empty: expected a first line with the column names"),
         ("a.csv", b"p,q\n1,2\n3\n", "line 3: expected 2 values ('p', 'q'), got 1; a value with a delimiter"),
         ("a.csv", b"p,q\n1,2,3\n", "line 2: expected 2 values ('p', 'q'), got 3"),
         ("a.csv", b"p,p\n1,2\n", "line 1: two columns share a name: p, p"),
@@ -279,7 +281,7 @@ def test_readers_by_name(name, found):
         ("/nowhere/rows", "'/nowhere/rows' does not exist; the current folder is '"),
         ("rows.xlsx", "'rows.xlsx' is a spreadsheet; save the sheet as CSV UTF-8"),
         ("rows.pkl.gz", "'rows.pkl.gz' is a pickle, which may run code"),
-        ("mine.py", "is Python code; give it as --dataset_module, and the name that it registers as --data_path"),
+        ("mine.py", "is Python code; pass it as --dataset_module, and the name that it registers as --data_path"),
     ],
 )
 def test_a_stranger_by_its_name(name, sentence):
@@ -291,11 +293,11 @@ def test_a_stranger_by_its_name(name, sentence):
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ([], "is empty; give a folder or a file with rows"),
-        (["config.json"], "holds a model, not data; give it as --model_name_or_path"),
-        (["a.csv", "b.csv.gz", "c.parquet"], "holds files: 2 .csv, 1 .parquet; give it as parquet:{0} or csv:{0}"),
-        (["a.json"], "holds files: 1 .json; give it as json:{0}"),
-        (["a.png"], "holds files: 1 .png; and no readable file; give a folder of data files as jsonl:PATH"),
+        ([], "is empty; pass a folder or a file with rows"),
+        (["config.json"], "holds a model, not data; pass it as --model_name_or_path"),
+        (["a.csv", "b.csv.gz", "c.parquet"], "holds files (2 .csv, 1 .parquet); pass it as parquet:{0} or csv:{0}"),
+        (["a.json"], "holds files (1 .json); pass it as json:{0}"),
+        (["a.png"], "holds no readable file (1 .png); pass a folder of data files as jsonl:PATH"),
     ],
 )
 def test_a_stranger_by_the_content_of_its_folder(tmp_path, files, sentence):

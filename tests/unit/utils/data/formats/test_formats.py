@@ -230,7 +230,7 @@ def test_no_format_fits():
     )
     assert str(caught.value).endswith(
         "or name your own columns: questions and answers with --data_format question_answer --prompt_column Q "
-        "--chosen_column A, texts as they are stored with --prompt_column, --chosen_column and --rejected_column, "
+        "--chosen_column A, texts to use as stored with --prompt_column, --chosen_column and --rejected_column, "
         "other data with --messages_column or --text_column"
     )
 
@@ -253,11 +253,11 @@ X = {"a": "x"}
         ([X], {"messages": "a", "text": "a"}, "f: --messages_column and --text_column belong to different formats"),
         ([X], {"prompt": "a", "text": "a"}, "f: --text_column and --prompt_column belong to different formats"),
         ([X], {"responses": "a", "rejected": "a"}, "--responses_column and --rejected_column belong to different"),
-        ([X], {"data_format": "alpaca"}, "f: --data_format alpaca expects the columns instruction, output, and"),
+        ([X], {"data_format": "alpaca"}, "f: --data_format alpaca expects the columns instruction, output, but"),
         ([X], {"data_format": "alpacca"}, "--data_format expects one of preference, prompt_completion, prompt_"),
         ([{"question": "a", "answer": "b"}], {"data_format": "question_answer", "prompt": "Question"},
-         "f: --data_format question_answer expects the columns question, answer, and the columns are 'answer', "
-         "'question', without 'Question' of --prompt_column; did you mean 'question'; name the right one with it"),
+         "f: --data_format question_answer expects the columns question, answer, but the columns are 'answer', "
+         "'question', without the 'Question' of --prompt_column; did you mean 'question'; name one of these"),
         # a column that holds something else
         ([{"prompt": "a"}, {"prompt": 5}], {}, "f, line 2: column 'prompt': expected text, got a number"),
         ([{"prompt": [HI]}, {"prompt": "a"}], {}, "f, line 2: column 'prompt': expected a list, got text"),
@@ -266,19 +266,19 @@ X = {"a": "x"}
         ([{"question": "a", "answer": True}], {},
          "f, line 1: column 'answer': expected text or a number, got a truth value; write it as text, such as"),
         ([{"question": "a", "Options": ["a", "b"], "answer": 1}], {},
-         "f, line 1: column 'answer' holds numbers beside 'Options', so they may be places in it; write each answer"),
+         "f, line 1: column 'answer' holds numbers that may be positions in 'Options'; write each answer"),
         ([{"instruction": "a", "output": "b", "history": "c"}], {}, "column 'history': expected a list, got text"),
         ([{"text": ["a"]}], {}, "f, line 1: column 'text': expected text, got a list"),
         # a number of several texts
         ([{"question": "a", "answer": 4.0}], {},
-         "f: column 'answer': expected text or a number that is one text alone, got 4.0; write it as text, "),
+         "f: column 'answer': expected text or a number with a single text form, got 4.0; write it as text, "),
         ([{"question": "a", "answer": float("nan")}], {}, "got nan; write it as text, or null if there is none"),
         ([{"question": "a", "answer": float("inf")}], {}, "got inf; write it as text, or null if there is none"),
         # a row that is not what its format wants
         ([{"prompt": [HI], "chosen": [HI, HO], "rejected": [NO]}], {},
-         "f: a response: expected the assistant's message first, got one of role 'user'"),
+         "f: a response: expected an assistant message first, got one with the role 'user'"),
         ([{"conversations": [BACK], "chosen": BACK}], {},
-         "f: a response: expected the assistant's message first, got one of role 'user'"),
+         "f: a response: expected an assistant message first, got one with the role 'user'"),
         ([{"prompt": ["Hi"]}], {}, "f, message 1: expected an object, got text"),
         ([{"prompt": "a", "responses": [" b", 3]}], {"responses": "responses"},
          "f: column 'responses': expected a list of texts, best first, got [' b', 3]"),
@@ -341,8 +341,8 @@ def test_exact_names_come_first():
 @pytest.mark.parametrize(
     ("columns", "remark"),
     [
-        (["questoin", "answer"], "; the nearest is question_answer, if 'questoin' is its 'question'"),
-        (["Promt", "Completion"], "; the nearest is prompt_completion, if 'Promt' is its 'prompt'"),
+        (["questoin", "answer"], "; the closest is question_answer, if 'questoin' is its 'question'"),
+        (["Promt", "Completion"], "; the closest is prompt_completion, if 'Promt' is its 'prompt'"),
         (["left", "right"], ""),
         (["questoin", "anwser"], ""),  # nothing is sure
     ],

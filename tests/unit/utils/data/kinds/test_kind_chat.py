@@ -163,18 +163,18 @@ TRIED = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": THREE}
     ("phase", "row", "template", "given", "said"),
     [
         (1, {"messages": TALK}, "chatml", {"truncation": "error", "max_seq_len": 9},
-         "'own', row id 0: a sentence of .* tokens, but max_seq_len is 9"),
+         "'own', row id 0: a sentence has .* tokens, but --max_seq_len is 9"),
         (1, {"messages": [{"role": "narrator", "content": "x"}, *TALK]}, "chatml", {},
-         "dataset 'own', row 0, message 1: expected a role among .*'narrator'"),
+         "dataset 'own', row 0, message 1: expected one of the roles .*'narrator'"),
         (1, {"messages": [*TALK, {"role": "system", "content": "s"}]}, "llama3", {},
          "row 0: the chat template refuses .*the system message comes first"),
         (1, {"messages": TALK}, ENDS_LAST, {}, "row 0, message 2 .assistant.: the chat template writes no end-of-turn"),
         (2, {**TRIED, "rejected": TALK[:1]}, "chatml", {},
-         "row 0, rejected: expected a message of the assistant, got .*'user'"),
+         "row 0, rejected: expected an assistant message, got .*'user'"),
         (2, {**TRIED, "rejected": [assistant("two")]}, NO_END, {},
-         "row 0: the chat template writes no end-of-turn token after the response, the text ends in .*assistant.*two"),
+         "row 0: the chat template writes no end-of-turn token after the response: the text ends in .*assistant.*two"),
         (3, {"messages": TALK}, "chatml", {"max_prompt_seq_len": 9, "prompt_truncation": "error"},
-         "'own', row id 0: a prompt of .* max_prompt_seq_len is 9"),
+         "'own', row id 0: a prompt has .* --max_prompt_seq_len is 9"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_serve_is_named(talks, phase, row, template, given, said):
@@ -256,7 +256,7 @@ def test_a_prompt_that_is_no_prefix_is_counted(talks):
         talks(2, [{"prompt": TALK[:1], **answers}], template)
     built, tokenizer = talks(1, [{"prompt": TALK[:1], **answers}], template)
     assert loss_text(tokenizer, built.train[0]) == "3<|im_end|>"
-    assert "1 learnt without the end of the generation prompt" in built.report.sentence
+    assert "1 trained without the end of the generation prompt" in built.report.sentence
     thoughtless, _ = talks(1, [{"messages": TALK}], "empty_thought", chat_template_kwargs='{"enable_thinking": false}')
     assert thoughtless.report.train.noted == {}
 

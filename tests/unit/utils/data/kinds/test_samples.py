@@ -48,12 +48,12 @@ ASKED = {
 @pytest.mark.parametrize(
     ("getter", "value", "said"),
     [
-        ("get_extra", ["x"], "expected values by name in a dict, or None, got list"),
-        ("get_extra", {"x": {1}}, "expected a value that JSON can hold: .*set"),
+        ("get_extra", ["x"], "expected a dict of values by name, or None, got list"),
+        ("get_extra", {"x": {1}}, "expected a value that JSON can represent: .*set"),
         (
             "get_prompt_messages",
             [{"role": "user", "content": "a", "picture": {1}}],
-            "a value that JSON can hold: .*set",
+            "a value that JSON can represent: .*set",
         ),
     ],
 )
@@ -63,7 +63,7 @@ def test_what_a_prompt_cannot_carry(own, build, tiny_tokenizer, getter, value, s
     )
     with pytest.raises(ThreestepError, match=rf"row \d+: Own.{getter}: .*{said}"):
         build_phase(3, data, tiny_tokenizer, seed=1)
-    with pytest.raises(ThreestepError, match="row 0: 'responses' cannot be the name of a column .*; rename the column"):
+    with pytest.raises(ThreestepError, match="row 0: 'responses' cannot be a column name in .*; rename the column"):
         build(3, [{"prompt": "a", "responses": "b"}])  # of a reward's argument
 
 
@@ -166,7 +166,7 @@ def margin(value):
     return {"get_margin": lambda self, sample: value}
 
 
-FROM_0 = "get_margin: expected a number from 0 up, "
+FROM_0 = "get_margin: expected a number of 0 or more"
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,16 @@ FROM_0 = "get_margin: expected a number from 0 up, "
         ({"get_prompt_and_chosen": lambda self, s: ["a"]}, 1, "prompt_and_chosen: expected text or None, got list"),
         ({"get_responses": lambda self, s: [" a"]}, 2, r"expected 2 or more texts, or None, got 1 responses \(str\)"),
         ({"get_responses": lambda self, s: [" a", None]}, 2, r"got 2 responses \(str, NoneType\)"),
-        (margin("0.5"), 2, FROM_0 + r"1 of them \(one between each two neighbours of the 2 .*, or None, got '0.5'"),
+        (
+            margin("0.5"),
+            2,
+            FROM_0 + r" between each of the 2 ranked responses and the next \(1 in all\), or None, got '0.5'",
+        ),
         (margin(-1.0), 2, FROM_0 + ".*, got -1.0"),
         (margin(float("nan")), 2, FROM_0 + ".*, got nan"),
         (margin(float("inf")), 2, FROM_0 + ".*, got inf"),
         (margin(True), 2, FROM_0 + ".*, got True"),
-        (margin([1, 2]), 2, FROM_0 + r"1 of .*, got \[1, 2\]"),
+        (margin([1, 2]), 2, FROM_0 + r".*\(1 in all\), or None, got \[1, 2\]"),
         (
             {"get_chosen": lambda self, s: s["chosn"]},
             1,
@@ -189,14 +193,14 @@ FROM_0 = "get_margin: expected a number from 0 up, "
         ),
         ({"get_messages": lambda self, s: s["chat"]}, 1, r"^dataset 'own', row \d+: .* raised KeyError: 'chat' \("),
         ({"get_reference": lambda self, s: s["ref"]}, 3, r"^dataset 'own', row \d+: .* raised KeyError: 'ref' \("),
-        ({"get_reference": lambda self, s: {1, 2}}, 3, "get_reference: expected a value that JSON can hold"),
+        ({"get_reference": lambda self, s: {1, 2}}, 3, "get_reference: expected a value that JSON can represent"),
         ({"rows": []}, 1, "dataset 'own' is empty: it has no training rows"),
         (
             {"get_rejected": lambda self, s: None},
             2,
             r"step 2 .* has no training rows: all 7 rows of 'own' were dropped",
         ),
-        ({"data_split": "1,0,1"}, 2, "data_split 1,0,1 gives it none of the rows of 'own'"),
+        ({"data_split": "1,0,1"}, 2, "data_split 1,0,1 gives it no rows of 'own'"),
         ({**ONLY_SENTENCES, "data_split": "0,0,1"}, 3, "dropped .*no_prompt"),
         ({**ONLY_SENTENCES, "get_prompt_and_rejected": lambda self, s: None}, 2, "dropped .*no_rejected"),
     ],
@@ -242,8 +246,13 @@ def test_sentences_that_contradict_the_parts_are_counted_and_said(own, tiny_toke
         eval_fraction=0.0,
     )
     built = build_phase(1, data, tiny_tokenizer, 1, log=said.append)
-    assert built.report.train.noted == {"with the parts, because the sentence does not begin with the prompt": 1}
-    assert "1 with the parts, because the sentence does not begin with the prompt, none dropped" in said[-1]
+    assert built.report.train.noted == {
+        "built from prompt and response, because the sentence does not begin with the prompt": 1
+    }
+    assert (
+        "1 built from prompt and response, because the sentence does not begin with the prompt, none dropped"
+        in said[-1]
+    )
     assert build_phase(3, own(rows=rows, data_split="0,0,1"), tiny_tokenizer, 1).report.train.noted == {}
 
 
@@ -263,10 +272,10 @@ def test_marked_responses(build, tiny_tokenizer):
         assert row.is_good is (number % 2 == 0) and row.margins is None and row.batched == ("is_good",)
     assert list(built.train.values("is_good")) == [row.is_good for row in built.train]
     assert build("marked", rows).report.resumed
-    said = r"all 3 rows of .* were dropped \(3 unmarked\); each response needs a mark of its own"
+    said = r"all 3 rows of .* were dropped \(3 unmarked\); each response needs its own label"
     with pytest.raises(ThreestepError, match=said):
         build("marked", [{"prompt": "a", "completion": "b"}] * 3)
-    with pytest.raises(ThreestepError, match="a pair is written as two rows"):
+    with pytest.raises(ThreestepError, match="write a pair as two rows"):
         build("marked")
 
 

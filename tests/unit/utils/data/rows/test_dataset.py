@@ -129,7 +129,7 @@ def test_a_split_is_a_view_of_its_file_and_opens_again_in_another_process(tmp_pa
     assert not split[0].input_ids.flags.owndata and not split[0].input_ids.flags.writeable
     again = pickle.loads(pickle.dumps(split))
     assert again[0].row_id == 7 and again.manifest == split.manifest
-    with pytest.raises(ValueError, match="1 batches where 5000 rows need 3"):
+    with pytest.raises(ValueError, match="expected 3 batches for 5000 rows, got 1"):
         CachedSplit(str(path), 5000, {})  # fewer rows than said
 
 

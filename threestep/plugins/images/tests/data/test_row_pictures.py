@@ -376,7 +376,7 @@ def test_what_is_refused_is_an_error_with_its_row_or_dropped_and_counted(name, b
 
 def test_images_want_a_chat_template_and_a_model_that_reads_them(built, flags, readers, pictures):
     rows = [{"prompt": "What?", "chosen": " Red.", "images": PATHS[:1]}]
-    with pytest.raises(ThreestepError, match="the row has images, whose places a chat template writes; use"):
+    with pytest.raises(ThreestepError, match="the row has images, which only a chat template can place; use"):
         built(rows, prompt_style="human_assistant")
     tokenizer, _ = readers["qwen2_vl"]
     data = flags(rows, prompt_style="chat_template", data_split="1,0,0", eval_fraction=0.0)
