@@ -156,4 +156,4 @@ def test_images_that_are_not_read_are_refused_for_the_reason_of_the_model(look):
     rows = [{"prompt": "What?", "chosen": " Red.", "images": ["a.png"]}]
     unread = "models of the family x cannot be trained on images here"
     account = look(rows, (1,), data_split="1,0,0", eval_fraction=0.0, unread=unread)
-    assert f"holds images, and {unread}; leave such rows" in str(account)
+    assert f"holds images, but {unread}; leave such rows" in str(account)

@@ -197,7 +197,7 @@ def test_texts_of_rows_with_images_and_of_rows_without_text(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = data_flags(data_path=[f"jsonl:{file}"])
     assert list(new_model.dataset_texts(data, 1, vision=True)) == ["Which colour?", "red"] * 9
-    with pytest.raises(ThreestepError, match="column 'images' holds images, and only text is trained on"):
+    with pytest.raises(ThreestepError, match="column 'images' holds images, but only text is trained on"):
         list(new_model.dataset_texts(data, 1))
     file.write_text(json.dumps({"prompt": "", "chosen": "", "rejected": ""}) + "\n")
     with pytest.raises(ThreestepError, match="^the training rows of jsonl:.*contain no text to train a tokenizer on"):

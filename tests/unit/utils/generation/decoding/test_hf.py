@@ -343,7 +343,7 @@ def test_numbers_that_are_none_end_in_one_sentence(how):
     with pytest.raises(ThreestepError, match="LlamaForCausalLM computed NaN at token 0 of response 2 .* of 3 re"):
         roll(model, how, batch)
     one = RolloutRequest.of_prompt(ids_BP[2], how, 0)
-    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes NaN"):
+    with pytest.raises(ThreestepError, match="LlamaForCausalLM computed NaN"):
         list(TransformersRollout().stream(model, one, ()))
 
 

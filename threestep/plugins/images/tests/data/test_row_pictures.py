@@ -276,7 +276,7 @@ def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monke
         try:
             read.append(store[key])
         except ThreestepError as problem:
-            assert re.search("pictures.*: picture [01] does not have the content .* with --rebuild_cache", str(problem))
+            assert re.search("pictures.*: image [01] does not have the content .* with --rebuild_cache", str(problem))
     assert read == [BLUE]
 
 
@@ -380,7 +380,7 @@ def test_images_want_a_chat_template_and_a_model_that_reads_them(built, flags, r
         built(rows, prompt_style="human_assistant")
     tokenizer, _ = readers["qwen2_vl"]
     data = flags(rows, prompt_style="chat_template", data_split="1,0,0", eval_fraction=0.0)
-    with pytest.raises(ThreestepError, match="column 'images' holds images, and only text is trained on"):
+    with pytest.raises(ThreestepError, match="column 'images' holds images, but only text is trained on"):
         build_phase(1, data, tokenizer, seed=1)
     mute = tokenizer_of("qwen2_vl")
     mute.chat_template = mute.chat_template.replace("<|image_pad|>", "")

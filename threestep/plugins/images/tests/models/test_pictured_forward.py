@@ -152,6 +152,6 @@ def test_what_does_not_fit_images_is_refused(family, rows_of_documents):
     from training.utils.models.attention import model_inputs
 
     for name in ("flex_attention", "flash_attention_2", "flash_attention_3"):
-        expected = f"rows with images expect --attn_implementation auto, sdpa or varlen, got {name}"
+        expected = f"rows with images need --attn_implementation auto, sdpa or varlen, got {name}"
         with pytest.raises(ThreestepError, match=f"^{expected}$"):
             model_inputs(rows, name)

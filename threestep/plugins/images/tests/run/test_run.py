@@ -71,7 +71,7 @@ def test_a_row_says_it(form, tmp_path):
     data = data_flags(data_path=[f"jsonl:{tmp_path / 'rows.jsonl'}"], data_output_path=str(tmp_path / "cache"), **asked)
     unread = "models of the family mistral3 cannot be trained on images here, only those of gemma3"
     said = ONLY_TEXT if form == "video" else unread
-    with pytest.raises(ThreestepError, match=f"line 1.*, and {said}"):
+    with pytest.raises(ThreestepError, match=f"line 1.*, but {said}"):
         build_phase(1, data, tokenizer_of("qwen2_vl"), seed=1, unread=why_unread(str(tmp_path / "unknown")))
 
 
