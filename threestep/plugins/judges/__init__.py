@@ -1,4 +1,4 @@
-"""Rewards that ask a service: language models as judges, by a rubric, and reward models behind HTTP."""
+"""Rewards from a service: language models that judge with a rubric, and reward models behind HTTP."""
 
 from training.utils.plugins.plugin import Plugin, RewardEntry
 

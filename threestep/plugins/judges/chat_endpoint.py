@@ -35,7 +35,7 @@ class JudgeSettings:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The fields of a request besides its messages, on which verdicts depend."""
+        """The request fields other than messages that verdicts depend on."""
         own = {"model": self.model, "temperature": self.temperature, "max_tokens": self.max_tokens, **self.fields}
         return {name: value for name, value in own.items() if value is not None}
 
@@ -61,7 +61,7 @@ def chat_sender(
 
 
 def _verdict(answer: Any, reads: Callable[[str], float | None], counts: bool) -> Verdict:
-    """Return the number in an answer."""
+    """Return the number in a reply."""
     usage = answer.get("usage") if isinstance(answer, dict) else None
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     if counts and type(tokens) is not int:

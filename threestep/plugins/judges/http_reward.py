@@ -42,7 +42,7 @@ class HttpSettings:
 
 
 class HttpReward(AskedRule):
-    """The numbers of a server for pairs of prompt and response."""
+    """Rewards that a server returns for prompts and responses."""
 
     reads_ids = True
 
@@ -89,7 +89,7 @@ class HttpReward(AskedRule):
 
 
 def http_reward(given: str, name: str, flag: str = "--reward") -> HttpReward:
-    """Return the reward of a URL, or of a YAML file with one, which is the value of `flag`."""
+    """Return the reward for a URL, or for a YAML file that contains one, given as the value of `flag`."""
     where = f"{flag} {given}"
     if "://" in given:
         settings, asking = HttpSettings(given.removeprefix("http:") if given.startswith("http:http") else given), None
@@ -109,7 +109,7 @@ def http_reward(given: str, name: str, flag: str = "--reward") -> HttpReward:
 
 
 def _rewards(answer: Any, count: int) -> list[float]:
-    """Return the numbers in an answer."""
+    """Return the numbers in a reply."""
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != count:
         got = f"{len(rewards)}" if isinstance(rewards, list) else f"{str(answer):.80}"

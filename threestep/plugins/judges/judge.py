@@ -32,7 +32,7 @@ _KEY_VARIABLE = "OPENAI_API_KEY"  # read by default for OpenAI's own address, an
 
 
 class JudgeReward(AskedRule):
-    """The verdicts of a judge."""
+    """A reward computed from a judge's verdicts."""
 
     def __init__(
         self, name: str, where: str, judge: JudgeSettings, rubric: RubricSettings, *, asking: AskSettings
@@ -42,7 +42,7 @@ class JudgeReward(AskedRule):
 
     @property
     def compares(self) -> bool:
-        """It compares the responses to a prompt with each other."""
+        """True if the judge compares the responses to a prompt with each other."""
         return self.rubric.form == PAIRWISE and self.rubric.against != REFERENCE
 
     @property
@@ -147,7 +147,7 @@ def pairs_of(places: Sequence[int], opponents: int | None) -> list[tuple[int, in
 
 
 def judge_reward(given: str, name: str, flag: str = "--reward") -> JudgeReward:
-    """Return the judge of a YAML file, which `flag` names as judge:FILE.yaml."""
+    """Return the judge defined in a YAML file that `flag` names as judge:FILE.yaml."""
     where = f"{flag} {given}"
     settings = read_settings(given.removeprefix(JUDGE), where)
     judge, rubric, asking = settings_from(settings, where, JudgeSettings, RubricSettings, AskSettings)

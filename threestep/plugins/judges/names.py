@@ -1,4 +1,4 @@
-"""Addresses of judges and servers in entries of --reward, and the names by which they are logged."""
+"""Addresses of judges and servers in --reward entries, and their names in the log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ JUDGE = "judge:"
 
 
 def judge_name(address: str) -> str:
-    """The name of a judge in the log: that of its file."""
+    """Return a judge's name in the log, taken from its file name."""
     return address.removeprefix(JUDGE).rpartition("/")[2].partition(".")[0] or "judge"
 
 

@@ -80,7 +80,7 @@ class RubricSettings:
     opponents: int | None = None
 
     def check(self, where: str, mistakes: Mistakes) -> None:
-        """Note what is wrong with these settings, which stand in `where`."""
+        """Note every mistake in these settings, which come from `where`."""
         mistakes.require_one_of(f"{where}: form", self.form, FORMS)
         mistakes.require_one_of(f"{where}: against", self.against, AGAINST)
         mistakes.require(bool(self.rubric.strip()), f"{where}: rubric is empty; write the criteria there")
@@ -121,7 +121,7 @@ class RubricSettings:
 
     @property
     def reads_reference(self) -> bool:
-        """The question shows the row's ground_truth."""
+        """True if the question shows the row's ground_truth."""
         return self.with_reference or "{ground_truth}" in (self.question or "")
 
     def text(self, **fields: str) -> str:
@@ -136,7 +136,7 @@ class RubricSettings:
 
     @property
     def reads(self) -> Callable[[str], float | None]:
-        """Return the number of a reply; None where it has no verdict."""
+        """Return the number in a reply; None if it has no verdict."""
         return self._rating if self.form == POINTWISE else _share_of_first
 
     def _rating(self, reply: str) -> float | None:
@@ -154,7 +154,7 @@ def filled(template: str, fields: Mapping[str, str]) -> str:
 
 
 def last_verdict(reply: str) -> str | None:
-    """Return what stands in the last double brackets; None without any."""
+    """Return the text in the last double brackets; None if there are none."""
     found = _VERDICT.findall(reply)
     return found[-1].strip() if found else None
 

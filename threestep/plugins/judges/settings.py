@@ -22,7 +22,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def read_settings(path: str, where: str) -> dict[str, Any]:
-    """Return the mapping in a YAML file. ThreestepError for anything else."""
+    """Return the mapping in a YAML file. Raises ThreestepError for any other content."""
     try:
         given = parse_yaml(Path(path).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as problem:

@@ -1,4 +1,4 @@
-"""A model's calls of its attention, by which a kernel knows whether it can take them."""
+"""A model's attention calls, from which a kernel decides whether it supports the model."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class VarlenKernel(AttentionKernel):
-    """The runs of rows by their lengths, and which keys each has (`varlen`)."""
+    """Attention from the lengths of runs and the keys that each run sees (`varlen`)."""
 
     why = "torch's kernel for sequences of different lengths, without a mask"
     of_transformers = False
@@ -73,7 +73,7 @@ class VarlenKernel(AttentionKernel):
 
 
 class FlexKernel(AttentionKernel):
-    """Compiled: masked blocks are skipped, also between responses that share a prompt."""
+    """Compiled attention that skips masked blocks, including those between responses that share a prompt."""
 
     why = "compiled, with masked blocks skipped"
     of_transformers = True

@@ -1,4 +1,4 @@
-"""Rows over several ranks (Ulysses): each computes a slice of every row and, in attention, a share of the heads."""
+"""Rows split across ranks (Ulysses): each computes a slice of every row and, in attention, a share of the heads."""
 
 from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
 

@@ -1,4 +1,4 @@
-"""The flag of rows over several ranks. Cheap to import: `--help` reaches this module."""
+"""The flag for rows split across ranks. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLAG = "--sequence_parallel_size"
 
 @dataclass
 class LongRowsArguments:
-    """Rows over several ranks."""
+    """Rows split across ranks."""
 
     topic: ClassVar[str] = "memory"
 

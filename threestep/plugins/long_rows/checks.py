@@ -20,7 +20,7 @@ _ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as conf
 
 
 def check(flags: Any, mistakes: Mistakes) -> None:
-    """Note what reads whole rows on one rank, where ranks share them (`Hooks.check`)."""
+    """Note flags that need whole rows on one rank when ranks share rows (`Hooks.check`)."""
     settings = flags.settings
     others = {f"--{name}": bool(settings.get(name)) for name in ("reuse_forwards", "reuse_values")}
     others |= {flag: asks for needs in hooks("step_needs") for flag, asks in needs(flags).whole_rows.items()}
@@ -34,7 +34,7 @@ def step_needs(flags: Any) -> StepNeeds:
 
 
 def check_beside(mistakes: Mistakes, size: int, others: Mapping[str, bool]) -> None:
-    """Note flags that do not go with P > 1. others: flags as they were given, True where they ask for something."""
+    """Note flags that cannot be combined with P > 1. others: flags as given, True if they are set."""
     for given, asks in others.items():
         mistakes.require(
             size == 1 or not asks,
@@ -43,7 +43,7 @@ def check_beside(mistakes: Mistakes, size: int, others: Mapping[str, bool]) -> N
 
 
 def check_model(model: PreTrainedModel, size: int, longest_tokens: int) -> None:
-    """ThreestepError if the rows of a transformers model cannot be shared out over `size` ranks.
+    """ThreestepError if the rows of a transformers model cannot be split across `size` ranks.
 
     longest_tokens: of the sequences
     """

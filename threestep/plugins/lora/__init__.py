@@ -1,4 +1,4 @@
-"""LoRA by PEFT: adapters that train beside frozen weights, and folders with adapters."""
+"""LoRA with PEFT: adapters trained on frozen weights, and adapter folders."""
 
 from training.utils.plugins.plugin import AdapterEntry, Hooks, Plugin
 

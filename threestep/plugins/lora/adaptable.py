@@ -1,4 +1,4 @@
-"""The linear layers that adapters cannot stand on, and why.
+"""The linear layers that cannot have adapters, and why.
 
 A family may read past a layer, `layer.weight @ x` (Jamba's Mamba layers): an adapter on it would do nothing in training
 and be merged into the saved model all the same. A weight that two layers share can be merged with one adapter only
@@ -31,7 +31,7 @@ _CLOSE = 0.02  # of the output's root mean square: rounding in half precision is
 
 
 def why_no_adapters(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return the names of those of `layers`, linear ones of `model`, that adapters cannot stand on, with the reason.
+    """Return the names of those of `layers`, linear ones of `model`, that cannot have adapters, with the reason.
 
     Runs a forward or two of short sequences; a collective under ZeRO-3. A model without weights (meta device)
     runs none.

@@ -1,4 +1,4 @@
-"""LoRA by PEFT: adapters added to a model in place."""
+"""LoRA with PEFT: adapters added to a model in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of LoRA. Cheap to import: `--help` reaches this module."""
+"""The LoRA flags. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RolesLoraArguments(make_dataclass("RoleLoraFlags", _ROLES_FLAGS)):  # type
 
 
 def _check_kinds(mistakes: Mistakes, flags: Any, *dims: int) -> None:
-    """Note kinds of adapters where there are none. dims: ranks of the models' adapters."""
+    """Note adapter flags on runs without adapters. dims: ranks of the models' adapters."""
     for flag_name, does, is_given in (
         ("--use_rslora", "scales LoRA's adapters", flags.use_rslora),
         ("--use_dora", "adds magnitudes to LoRA's adapters", flags.use_dora),

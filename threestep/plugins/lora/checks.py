@@ -1,4 +1,4 @@
-"""Refusals of what adapters do not go with, before a model loads."""
+"""Refuse combinations that adapters do not support, before a model loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REUSE = ("reuse_forwards", "reuse_values")
 
 
 def check(flags: Any, mistakes: Mistakes) -> None:
-    """Note what the flags of step 3 do not go with (`Hooks.check`)."""
+    """Note step 3 flags that cannot be combined with adapters (`Hooks.check`)."""
     own: RolesLoraArguments = flags.added.of(RolesLoraArguments)
     for name in _REUSE:
         mistakes.require(
