@@ -93,5 +93,5 @@ def test_actor_and_critic_learn_in_train_mode_and_activations_are_recomputed(tol
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_the_models_own_dropout_is_found(told, role):
     said, name = told[f"noisy_{role}"], {"actor": "reuse_forwards", "critic": "reuse_values"}[role]
-    assert f"computes something else in train mode and --{name} reads in it: its log-probabilities or" in said
-    assert f"give --{role}_dropout 0, or leave --{name} out" in said and not told["quiet"]
+    assert f"computes different outputs in train mode, which --{name} uses: its log-probabilities or" in said
+    assert f"set --{role}_dropout 0, or leave --{name} out" in said and not told["quiet"]

@@ -79,7 +79,7 @@ def test_steps_of_nan_are_counted_and_end_the_run(
         assert [line["step"] for line in lines] == [1, 2]
         assert all(len(line["row_ids"]) == 4 for line in lines)
         assert not (root / str(step) / "model").exists()
-    wrong = "the reward model's score is nan for 6 of 6 samples, the first of them row "
+    wrong = "the reward model's score is nan for 6 of 6 samples, the first in row "
     assert said[0][4].startswith(wrong), said[0][4]
 
 

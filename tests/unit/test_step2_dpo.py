@@ -71,7 +71,8 @@ def test_a_loss_without_a_reference(monkeypatch):
     assert sentences(loss_type="planted") == [] and not needs_reference(DpoArguments(loss_type="planted"))
     assert all(needs_reference(DpoArguments(loss_type=name)) == loss.needs_reference for name, loss in LOSSES.items())
     assert sentences(loss_type="planted", reference="adapter_off") == [
-        "--reference adapter_off is for losses with a reference, but --loss_type planted has none; leave it out"
+        "--reference adapter_off needs a loss with a reference, but --loss_type planted uses none; leave "
+        "--reference out"
     ]
 
 
@@ -93,7 +94,7 @@ SMOOTHING = "--label_smoothing 0.1 is for --loss_type sigmoid, sigmoid_norm, rob
         ({"loss_type": "sigmoid:0.8,sft:-1"}, "--loss_type expects a weight above 0 after 'sft:', got '-1' in"),
         (
             {"loss_type": "orpo,simpo", "reference": "adapter_off"},
-            "--reference adapter_off is for losses with a reference",
+            "--reference adapter_off needs a loss with a reference",
         ),
         ({"loss_type": "ipo,sft", "label_smoothing": 0.1}, f"{SMOOTHING}, and it is ipo, sft; leave it out"),
         ({"sft_coef": -1.0}, "--sft_coef expects 0 or more, got -1.0"),
@@ -102,7 +103,7 @@ SMOOTHING = "--label_smoothing 0.1 is for --loss_type sigmoid, sigmoid_norm, rob
         ({"simpo_gamma": 1.0, "loss_type": "cpo"}, "--simpo_gamma 1.0 is for --loss_type simpo, and it is cpo"),
         ({"simpo_gamma": -1.0, "loss_type": "simpo"}, "--simpo_gamma expects 0 or more, got -1.0"),
         ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 is for --loss_type cpo, and it is sigmoid; leave it out"),
-        ({"loss_type": "kto,sigmoid"}, "--loss_type expects losses of one kind of rows, got 'kto' marked, 'sigmoid'"),
+        ({"loss_type": "kto,sigmoid"}, "--loss_type 'kto,sigmoid' mixes kinds of rows ('kto' marked, 'sigmoid'"),
         ({"loss_type": "kto", "sft_coef": 0.1}, "--ld_alpha and --sft_coef need several responses per prompt, but"),
         ({"loss_type": "bco", "desirable_weight": 2.0}, "--desirable_weight 2.0 is for --loss_type kto, and it is bco"),
         ({"ld_alpha": 1.1}, "--ld_alpha expects a number from 0 to 1, got 1.1"),
@@ -125,9 +126,7 @@ def marked_rows(marks: str) -> list[SimpleNamespace]:
 def test_marks_of_one_kind_are_refused():
     for marks, said in (("++++", "got 4 good and 0 bad"), ("---", "got 0 good and 3 bad")):
         for name in ("kto", "bco"):
-            with pytest.raises(
-                ThreestepError, match=f"--loss_type {name} expects good and bad responses, {said}; check"
-            ):
+            with pytest.raises(ThreestepError, match=f"--loss_type {name} needs good and bad responses, {said}; check"):
                 check_marks(marked_rows(marks), DpoArguments(loss_type=name))
     check_marks([], DpoArguments(loss_type="sigmoid"))
 

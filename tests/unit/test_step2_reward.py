@@ -76,7 +76,7 @@ def test_tokens_compared_one_by_one_stand_in_one_piece():
 
     check_sharing(flags(64, "end"))
     check_sharing(flags(0, "first_difference"))
-    with pytest.raises(ThreestepError, match="--loss_from first_difference reads .* --share_beginnings 64 may cut it"):
+    with pytest.raises(ThreestepError, match="--loss_from first_difference needs .* --share_beginnings 64 may split"):
         check_sharing(flags(64, "first_difference"))
 
 

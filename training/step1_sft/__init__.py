@@ -18,7 +18,7 @@ STEP = Step(
     inputs={"model_name_or_path": None},
     figures=StepFigures(
         curves=(
-            Curve("Loss", "nats a token", {"training": "train/loss", "held-out": "eval/loss"}),
+            Curve("Loss", "nats per token", {"training": "train/loss", "held-out": "eval/loss"}),
             Curve(
                 "Token accuracy",
                 "share of tokens that are the model's first choice",
@@ -39,8 +39,8 @@ STEP = Step(
         ),
         samples=SampleWords(
             labels=("start model", "SFT"),
-            note="Held-out prompts, the response of the data and the model's own of at most 64 tokens, drawn greedily "
-            "before and after training. loss: of the row, in nats a token.",
+            note="Held-out prompts with the reference response and the model's greedy responses (at most 64 tokens) "
+            "before and after training. loss: the row's loss in nats per token.",
         ),
     ),
 )

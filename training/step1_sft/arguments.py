@@ -30,6 +30,6 @@ def check_flags(flags: OneModelFlags) -> None:
     why_not = regularizer_of(flags.added).why_not_shared
     if flags.engine.share_beginnings and why_not:
         raise ThreestepError(
-            f"--share_beginnings {flags.engine.share_beginnings} computes a token once for several rows, and "
-            f"{why_not}; leave one of them out"
+            f"--share_beginnings {flags.engine.share_beginnings} computes shared tokens once for several "
+            f"rows, but {why_not}; leave one of them out"
         )

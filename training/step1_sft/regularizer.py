@@ -50,4 +50,4 @@ def regularizer_of(flags: AddedFlags) -> Regularizer:
     """Return that of a run. ThreestepError where two plugins would add to the loss."""
     made = ((name, named_object(place)(flags)) for name, place in added("sft_regularizers", ()).items())
     found = ((name, each) for name, each in made if each is not None)
-    return one_at_most(found, "the loss has one regularizer", "would each be it") or Regularizer()
+    return one_at_most(found, "the loss can have only one regularizer", "each add one") or Regularizer()

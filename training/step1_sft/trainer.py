@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class SftEvaluation:
     """Over the target tokens of the evaluation rows.
 
-    loss: nats a token
+    loss: nats per token
     perplexity: the exponential of the loss, of at most 50
     token_accuracy: share that is the model's first choice, given the tokens before; a tie is wrong
     """
@@ -52,7 +52,7 @@ class SftEvaluation:
     @property
     def in_words(self) -> str:
         return (
-            f"loss {self.loss:.3f} nats a token, perplexity {self.perplexity:.4g}, token accuracy "
+            f"loss {self.loss:.3f} nats per token, perplexity {self.perplexity:.4g}, token accuracy "
             f"{self.token_accuracy:.3f}"
         )
 
@@ -70,7 +70,7 @@ def closing_figures(before: SftEvaluation | None, after: SftEvaluation | None) -
 def closing_sentence(before: SftEvaluation, after: SftEvaluation) -> str:
     """The same in words."""
     return (
-        f"evaluation loss {before.loss:.3f} -> {after.loss:.3f} nats a token, token accuracy "
+        f"evaluation loss {before.loss:.3f} -> {after.loss:.3f} nats per token, token accuracy "
         f"{before.token_accuracy:.3f} -> {after.token_accuracy:.3f}"
     )
 
@@ -109,7 +109,7 @@ class SftStep(StepTaken):
 
 
 def _row_losses(micro_batch: SentenceBatch, logprobs_M: torch.Tensor) -> torch.Tensor:
-    """Return [B], each sequence's loss in nats a token."""
+    """Return [B], each sequence's loss in nats per token."""
     sequence_M, count = micro_batch.rows.sequence_M, len(micro_batch.taken)
     targets_B = sequence_sums(torch.ones_like(logprobs_M), sequence_M, count)
     return -sequence_sums(logprobs_M, sequence_M, count) / targets_B

@@ -10,7 +10,7 @@ from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 STEP = Step(
     name="step2_dpo",
     label="DPO",
-    title="direct preference optimisation",
+    title="direct preference optimization",
     groups=(*ONE_MODEL_GROUPS, DpoArguments),
     reads_media=True,
     unread=(*SENTENCE_FLAGS, *PROMPT_FLAGS),
@@ -19,7 +19,7 @@ STEP = Step(
     variant=("loss_type", "DPO ({})"),
     figures=StepFigures(
         curves=(
-            Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
+            Curve("Loss", "per prompt", {"training": "train/loss", "held-out": "eval/loss"}),
             Curve(
                 "Accuracy",
                 "share of pairs whose chosen response has the higher implicit reward",
@@ -47,7 +47,7 @@ STEP = Step(
         ),
         samples=SampleWords(
             note="Held-out pairs with their implicit rewards before and after training. margin: chosen minus rejected "
-            "(with more than two responses, the smallest of all pairs); below 0, the order is wrong.",
+            "(with more than two responses, the smallest of all pairs); a negative margin means the wrong order.",
             score="implicit reward",
         ),
     ),

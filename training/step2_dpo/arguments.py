@@ -29,11 +29,11 @@ class _LossArguments:
     learning_rate: float = flag_of(RateArguments, "Peak learning rate (Rafailov et al. 2023, app. B).", default=1e-6)
     beta: float = flag(
         0.1,
-        "Strength of the pull towards the reference (Rafailov et al. 2023, app. B); 'ipo' regresses on 1/(2 beta).",
+        "Strength of the pull toward the reference (Rafailov et al. 2023, app. B); 'ipo' regresses to 1/(2 beta).",
         "factor > 0",
     )
     final_beta: float | None = flag(
-        None, "Beta at the last optimizer step, reached by --beta_schedule; default: --beta.", "factor > 0"
+        None, "Beta at the last optimizer step; --beta_schedule leads to it. Default: --beta.", "factor > 0"
     )
     beta_schedule: str = flag("linear", "Schedule from --beta to --final_beta.", choices=BETA_SCHEDULES)
     loss_type: str = flag(
@@ -59,13 +59,13 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
     ld_alpha: float = flag(
         1.0,
         "Weight of a response's tokens beyond the length of the prompt's shortest response (LD-DPO, Liu et al. 2024); "
-        "for losses that sum over tokens.",
+        "only for losses that sum over tokens.",
         "0 <= share <= 1",
     )
     reference: str = flag(
         "cached",
         "Where the reference's log-probabilities come from: 'cached' computes them once with the start model and "
-        "stores them with the data; 'adapter_off' (with adapters) computes them at each step with the adapters off.",
+        "stores them with the data; 'adapter_off' computes them at each step with the model's adapters off.",
         choices=REFERENCES,
     )
 
@@ -78,18 +78,18 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
         refuse_flags_of_others(LOSSES, weights, self, "loss_type", mistakes=mistakes)
         mistakes.require(
             not any(loss.is_token_mean for loss in chosen) or self.ld_alpha == 1.0,
-            f"--ld_alpha {self.ld_alpha} needs a sum over tokens, but --loss_type {self.loss_type} takes means over "
-            "tokens; leave it out",
+            f"--ld_alpha {self.ld_alpha} needs a sum over tokens, but --loss_type {self.loss_type} averages over "
+            "tokens; leave --ld_alpha out",
         )
         mistakes.require(
             chosen[0].rows == "ranked" or (self.ld_alpha == 1.0 and not self.sft_coef),
             f"--ld_alpha and --sft_coef need several responses per prompt, but --loss_type {self.loss_type} reads one "
-            "at a time; leave them out",
+            "at a time; leave both flags out",
         )
         mistakes.require(
             any(loss.needs_reference for loss in chosen) or self.reference == "cached",
-            f"--reference {self.reference} is for losses with a reference, but --loss_type {self.loss_type} has none; "
-            "leave it out",
+            f"--reference {self.reference} needs a loss with a reference, but --loss_type {self.loss_type} uses none; "
+            "leave --reference out",
         )
 
 
@@ -102,13 +102,13 @@ def weighted_names(text: str) -> dict[str, float]:
             near = owner_sentence("preference_losses", name) or nearest_names(name, list(LOSSES))
             raise ThreestepError(f"--loss_type expects one of {', '.join(LOSSES)}, got '{name}'{near}")
         if name in found:
-            raise ThreestepError(f"--loss_type expects each loss once, got '{name}' twice in '{text}'; add the weights")
+            raise ThreestepError(f"--loss_type expects each loss once, got '{name}' twice in '{text}'; add weights")
         if colon and not (_WEIGHT.fullmatch(written) and float(written) > 0):
             raise ThreestepError(f"--loss_type expects a weight above 0 after '{name}:', got '{written}' in '{text}'")
         found[name] = float(written) if colon else 1.0
     if len({LOSSES[name].rows for name in found}) > 1:
         kinds = ", ".join(f"'{name}' {LOSSES[name].rows}" for name in found)
-        raise ThreestepError(f"--loss_type expects losses of one kind of rows, got {kinds} rows in '{text}'")
+        raise ThreestepError(f"--loss_type '{text}' mixes kinds of rows ({kinds}); use losses of one kind")
     return found
 
 
@@ -148,7 +148,7 @@ def check_marks(rows: Sequence[Any], dpo: DpoArguments) -> None:
     good, bad = sum(marks), len(marks) - sum(marks)
     if not good or not bad:
         raise ThreestepError(
-            f"--loss_type {dpo.loss_type} expects good and bad responses, got {good:,} good and {bad:,} bad; check the "
+            f"--loss_type {dpo.loss_type} needs good and bad responses, got {good:,} good and {bad:,} bad; check the "
             "label column (--label_column), or train on good responses alone with step 1"
         )
     for one in objectives_of(dpo):
@@ -162,6 +162,6 @@ def check_reference(flags: OneModelFlags) -> None:
     if flags.of_step.reference == "adapter_off" and not flags.start.is_own_reference:
         ways = " or ".join(advice("own_reference")) or "a plugin that adds adapters"
         raise ThreestepError(
-            f"--reference adapter_off needs {ways}: a model without its adapters is its own reference only if nothing "
-            "else trains; use --reference cached"
+            f"--reference adapter_off needs {ways}: a model can be its own reference only if nothing but its "
+            "adapters trains; use --reference cached"
         )

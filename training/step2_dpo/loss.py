@@ -182,9 +182,9 @@ LOSSES = with_added(
         "ipo": PreferenceLoss(
             "is the squared loss on log-probabilities per token (Azar et al. 2023)", ipo, is_token_mean=True
         ),
-        "hinge": PreferenceLoss("is SLiC's (Zhao et al. 2023)", hinge),
+        "hinge": PreferenceLoss("is SLiC's loss (Zhao et al. 2023)", hinge),
         "sft": PreferenceLoss(
-            "is the best response's negative log-likelihood per token, for sums",
+            "is the best response's negative log-likelihood per token, to add to another loss",
             of_responses=lambda responses, objective: best_likelihood(responses),
             needs_reference=False,
         ),

@@ -18,7 +18,7 @@ STEP = Step(
     inputs={"model_name_or_path": "step1_sft"},
     figures=StepFigures(
         curves=(
-            Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),
+            Curve("Loss", "per prompt", {"training": "train/loss", "held-out": "eval/loss"}),
             Curve(
                 "Accuracy",
                 "share of pairs whose chosen response scores higher",
@@ -34,7 +34,7 @@ STEP = Step(
         closing=(ClosingRow("reward model's pair accuracy", after=("reward_pair_accuracy", "eval_accuracy")),),
         samples=SampleWords(
             note="Held-out pairs with their scores before and after training. margin: chosen minus rejected "
-            "(with more than two responses, the smallest of all pairs); below 0, the order is wrong."
+            "(with more than two responses, the smallest of all pairs); a negative margin means the wrong order."
         ),
     ),
 )

@@ -30,20 +30,20 @@ class RewardModelArguments:
     )
     new_head: bool = flag(
         False,
-        "Replace the head of a reward model that names it other than score.weight, and train the new one. A language "
-        "model gets a new head without this flag.",
+        "Replace the head of a reward model if it is not named score.weight, and train the new one. A language model "
+        "gets a new head without this flag.",
         topic="model",
     )
     loss_from: str = flag(
         "end",
         "Scores that the loss compares: at the 'end' of both responses, or at all tokens from the 'first_difference' "
-        "on (DeepSpeed-Chat's loss, averaged over these tokens). Evaluation and step 3 always read the end.",
+        "on (DeepSpeed-Chat's loss, averaged over these tokens). Evaluation and step 3 always use the end.",
         choices=LOSS_FROM,
     )
     margin_scale: float = flag(
         0.0,
-        "Factor on the row's margin, by which chosen should beat rejected (--margin_column, or get_margin of a "
-        "dataset class; Llama 2, equation 2); 0 ignores margins.",
+        "Factor for the margin by which a row's chosen response should beat the rejected one (--margin_column, or a "
+        "dataset class's get_margin; Llama 2, equation 2); 0 ignores margins.",
         "factor >= 0",
     )
     label_smoothing: float = flag_of(PairLossArguments)
@@ -55,8 +55,8 @@ class RewardModelArguments:
     )
     normalization_rows: int = flag(
         1024,
-        "After training, score the chosen responses of this many training rows and store their mean and standard "
-        "deviation in the model's configuration, for step 3's --normalize_reward_scores; 0 disables this.",
+        "After training, score the chosen responses of this many training rows and store the scores' mean and "
+        "standard deviation in the model's configuration, for step 3's --normalize_reward_scores; 0 disables this.",
         "rows >= 0",
     )
 
@@ -65,8 +65,8 @@ def check_margins(rows: Sequence[ResponsesRow], reward: RewardModelArguments) ->
     """Raise ThreestepError if margins are to be trained with and no row has any."""
     if reward.margin_scale > 0 and all(row.margins is None for row in rows):
         raise ThreestepError(
-            f"--margin_scale {reward.margin_scale:g} needs margins, but no training row has one; name their column "
-            "with --margin_column, or give the dataset class a get_margin"
+            f"--margin_scale {reward.margin_scale:g} needs margins, but no training row has one; name the margin "
+            "column with --margin_column, or add get_margin to the dataset class"
         )
 
 
@@ -74,6 +74,6 @@ def check_sharing(flags: OneModelFlags) -> None:
     """Raise ThreestepError if responses whose tokens are compared one by one may share tokens."""
     if flags.engine.share_beginnings and flags.of_step.loss_from == "first_difference":
         raise ThreestepError(
-            "--loss_from first_difference reads each response in one piece, but --share_beginnings "
-            f"{flags.engine.share_beginnings} may cut it at a shared beginning; leave one of them out"
+            "--loss_from first_difference needs each response in one piece, but --share_beginnings "
+            f"{flags.engine.share_beginnings} may split it after a shared beginning; leave one of them out"
         )

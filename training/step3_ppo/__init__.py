@@ -39,7 +39,7 @@ STEP = Step(
         curves=(
             Curve(
                 "Reward",
-                "mean score of a response",
+                "mean score per response",
                 {
                     "rollouts": "rollout/score",
                     "with the KL's part": "rollout/reward",
@@ -47,8 +47,8 @@ STEP = Step(
                     "held-out, greedy": "eval_greedy/reward",
                 },
             ),
-            Curve("Checker", "mean on prompts that nothing trains on", {"held-out prompts": "eval/check"}),
-            Curve("KL to the reference", "nats a response", {"rollouts": "rollout/kl"}),
+            Curve("Checker", "mean on prompts not used for training", {"held-out prompts": "eval/check"}),
+            Curve("KL to the reference", "nats per response", {"rollouts": "rollout/kl"}),
             Curve(
                 "Response length",
                 "tokens",
@@ -56,10 +56,10 @@ STEP = Step(
             ),
             Curve(
                 "Turns",
-                "that the model took in a conversation",
+                "taken by the model in a conversation",
                 {"rollouts": "conversation/turns", "held-out prompts": "eval/turns"},
             ),
-            Curve("Entropy", "nats a token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
+            Curve("Entropy", "nats per token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
             Curve(
                 "Ended responses",
                 "share that ended before the length limit",
@@ -67,7 +67,7 @@ STEP = Step(
             ),
             Curve(
                 "Dynamic sampling",
-                "prompts of a rollout whose samples all score the same",
+                "prompts per rollout whose samples all score the same",
                 {
                     "replaced": "dynamic_sampling/replaced",
                     "kept": "dynamic_sampling/kept_equal",
@@ -78,7 +78,7 @@ STEP = Step(
             Curve("Value loss", "", {"critic": "critic/value_loss"}),
             Curve(
                 "Clipped share",
-                "of tokens whose update was clipped",
+                "share of tokens whose update was clipped",
                 {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
             ),
             *added_curves("step3_ppo"),
@@ -108,7 +108,7 @@ STEP = Step(
             ),
         ),
         samples=SampleWords(
-            note="Responses to held-out prompts before and after step 3, from the same seed for each prompt.",
+            note="Responses to held-out prompts before and after step 3, with the same seed for each prompt.",
         ),
     ),
 )

@@ -253,7 +253,7 @@ class PpoTrainer:
     def _result(self, done: int) -> PpoResult:
         """Load an earlier checkpoint, if that is asked for; return its evaluation, otherwise the last one."""
         if self.queue is not None and self.events is not None:
-            self.queue.note_unused(self.events, "the run ended before their step")
+            self.queue.note_unused(self.events, "the run ended before they were used")
         earlier = self.checkpoints.load_final(done)
         if earlier:
             self.evaluator.observer.restored()

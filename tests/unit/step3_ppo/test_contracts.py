@@ -60,7 +60,7 @@ def test_shuffled_epochs_are_the_default():
 
 
 def test_the_state_of_a_choice_of_prompts_is_refused():
-    with pytest.raises(ThreestepError, match="the saved run chose its prompts by a dataset and a sampler"):
+    with pytest.raises(ThreestepError, match="the saved run chose its prompts with a dataset and a sampler"):
         PromptSource(rows(2), 1).load_state_dict({"sampler": {}, "dataset": {}})
 
 

@@ -124,5 +124,5 @@ def test_a_horizon_that_is_long_beside_the_run_is_named():
     # 5 horizons x 0.2 is a factor of e; half a horizon x 0.2 is exp(0.1) = 1.105.
     control = KlControl(0.2, target=6.0, horizon=1000.0)
     assert control.slow_warning(5000) is None
-    assert "by 10.5% at most over the 500 responses" in control.slow_warning(500)
+    assert "by at most 10.5% over the 500 responses" in control.slow_warning(500)
     assert KlControl(0.2).slow_warning(1) is None

@@ -265,7 +265,7 @@ def test_without_held_out_prompts_nothing_is_evaluated(tmp_path):
     assert summary == {"held_out_prompts": 0, "seconds": 7.4}
     folder = RunFolder(tmp_path, is_main_rank=True)
     assert closing_sentence(summary, folder, val_only=False) == (
-        f"step 3: trained, without an evaluation, in 7 s; the model is in {folder.model}"
+        f"step 3: trained in 7 s, without an evaluation; the model is in {folder.model}"
     )
 
 
@@ -322,10 +322,10 @@ def test_many_cut_responses_are_said_once_with_their_share(capsys):
         reports.warn_of_cut({"rollout/ended_share": 1 - cut_share}, iteration)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(
-        "warning: 25% of the responses of rollout 2 were cut at --max_answer_seq_len 4 tokens before"
+        "warning: 25% of the responses of rollout 2 were cut off at --max_answer_seq_len 4 tokens before"
     )
     made_reports().warn_of_cut({"rollout/ended_share": 0.5, "conversation/turns": 2.0}, 1)
-    assert "were cut at the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which) before" in (
+    assert "were cut off at a conversation limit (conversation/cut_by_... in metrics.jsonl shows which) before" in (
         capsys.readouterr().out
     )
 

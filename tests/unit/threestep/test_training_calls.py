@@ -145,8 +145,8 @@ def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
 
 def test_step_3_without_a_reward(here):
     sentence = (
-        r"^no reward is given; set reward to your function \(FILE.py:NAME\) or a name "
-        r"\(gsm8k, .*\), or give a reward model \(step 2's folder or a hub name\) as reward_model$"
+        r"^no reward is set; set reward to your function \(FILE.py:NAME\) or a name "
+        r"\(gsm8k, .*\), or set reward_model to a reward model \(step 2's folder or a hub name\)$"
     )
     (here / "m").mkdir()
     (here / "m" / "config.json").write_text('{"model_type": "llama"}')

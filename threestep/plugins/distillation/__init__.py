@@ -10,7 +10,7 @@ PLUGIN = Plugin(
         "step1_sft": (f"{__name__}.arguments:SftTeacherArguments",),
         "step3_ppo": (f"{__name__}.arguments:TeacherArguments",),
     },
-    tables={"advice": {"teacher_model_name_or_path": {"no_own_loss": "give --teacher_model_name_or_path"}}},
+    tables={"advice": {"teacher_model_name_or_path": {"no_own_loss": "set --teacher_model_name_or_path"}}},
     topics={"teacher": "Distillation from a teacher"},
     hooks=Hooks(
         check=f"{__name__}.checks:check_beside_teacher",

@@ -38,7 +38,7 @@ class ParallelThinking(TextForm):
 
     flag = "--parallel_thinking"
     draws = "draws its paths side by side"
-    beside_media = "draws paths side by side behind texts alone"
+    beside_media = "can branch only from text-only prompts"
 
     def __init__(self, flags: ParallelTagArguments) -> None:
         self._flags = flags

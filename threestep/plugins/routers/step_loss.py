@@ -43,7 +43,7 @@ class RouterLoss(Guest):
     record: RouterRecord
 
     why_not_ahead = (
-        "the balancing loss of the routers needs the load of the whole step before; give --router_aux_loss_coef 0"
+        "the routers' balancing loss needs the load of the whole step beforehand; set --router_aux_loss_coef 0"
     )
 
     def begin(

@@ -21,7 +21,7 @@ class NoiseAndZLoss(Regularizer):
 
     def __init__(self, neftune_alpha: float = 0.0, z_loss_coef: float = 0.0) -> None:
         self._alpha, self._z_coef = neftune_alpha, z_loss_coef
-        self.why_not_shared = f"--neftune_alpha {neftune_alpha:g} gives each row noise of its own" * bool(neftune_alpha)
+        self.why_not_shared = f"--neftune_alpha {neftune_alpha:g} gives each row its own noise" * bool(neftune_alpha)
         self.draws_noise = neftune_alpha > 0
         self.losses = ("z_loss",) if z_loss_coef else ()
         self.recorded = {"z_loss_coef": z_loss_coef, "embedding_noise": neftune_alpha}

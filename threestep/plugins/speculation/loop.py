@@ -34,7 +34,7 @@ class AskedSpeculation(AskedLoop):
     """Guesses in engines of this process. is_chosen: what they go by was left to `auto`."""
 
     name = "--speculate"
-    why_texts_alone = "guesses the next tokens of texts"
+    why_texts_alone = "can guess only the next tokens of text"
 
     def __init__(self, how: Speculation, flags: Any, *, is_chosen: bool) -> None:
         self.how, self.value = how, flags.added.of(SpeculationArguments).speculate

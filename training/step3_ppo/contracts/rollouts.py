@@ -91,8 +91,8 @@ class PromptSource:
         """Restore what `state_dict` returned."""
         if state:
             raise ThreestepError(
-                f"the saved run chose its prompts by a {' and a '.join(sorted(state))}, but this one takes them in "
-                "epochs; restore the saved run's flags"
+                f"the saved run chose its prompts with a {' and a '.join(sorted(state))}, but this one uses them "
+                "in epochs; restore the saved run's flags"
             )
 
 

@@ -54,8 +54,8 @@ def draw_responses(
     collective."""
     request, ranks = request_for(prompts, sampling, seeds, layout, device=roles.actor.ranks.device), roles.actor.ranks
     rows, width = prompts.prompt_ids_BP.shape
-    shape = f"{rows} prompts of at most {width} tokens, {request.samples_per_prompt} responses of at most "
-    most = f"{sampling.max_new_tokens} tokens to each"
+    shape = f"{rows} prompts of at most {width} tokens, each with {request.samples_per_prompt} responses of at most "
+    most = f"{sampling.max_new_tokens} tokens"
     with memory_explained("a rollout", ranks.rank, lambda: shape + most), engine.lent(roles.whole_actor) as model:
         return rolled_out(engine, model, request)
 
@@ -198,7 +198,7 @@ def _check_finite(values_B: torch.Tensor, rows: Sequence[PromptRow], problem_of:
     problem = None
     if faulty:
         row = rows[faulty[0] // (len(values_B) // len(rows))]
-        those = f"{float(values_B[faulty[0]])} for {len(faulty)} of {len(values_B)} samples, the first of them row "
+        those = f"{float(values_B[faulty[0]])} for {len(faulty)} of {len(values_B)} samples, the first in row "
         problem = problem_of(faulty[0], f"{those}{row.row_id} (uid {row.uid})")
     raise ThreestepError(next(found for found in gathered(problem) if found is not None))
 
@@ -212,8 +212,8 @@ def _warn_of_none(rewards: Rewards, rows: Sequence[PromptRow], answers: Mapping[
     if lacking:
         row, names = rows[lacking[0] // (len(scores[0]) // len(rows))], ", ".join(answers)
         log(
-            f"warning: no reward applies to {len(lacking)} of {len(scores[0])} responses, which score 0: {names} gave "
-            f"None, first for row {row.row_id} (uid {row.uid})"
+            f"warning: no reward applies to {len(lacking)} of {len(scores[0])} responses, which score 0: {names} "
+            f"returned None, first for row {row.row_id} (uid {row.uid})"
         )
 
 
@@ -221,8 +221,8 @@ def _overflowing(rewards: Rewards, parts: Mapping[str, torch.Tensor], index: int
     """Return the message for a sum that overflows, of summands that do not."""
     summands = [f"{each.name} {float(each.weight * parts[each.name][index]):.3g}" for each in rewards.named]
     return (
-        f"expected a score that is finite in float32, got {those}, whose rewards times their weights are "
-        f"{', '.join(summands)}; give smaller weights in --reward, or smaller rewards and penalties"
+        f"expected a score that is finite in float32, got {those}; its weighted rewards are {', '.join(summands)}: use "
+        "smaller weights in --reward, or smaller rewards and penalties"
     )
 
 
@@ -230,7 +230,7 @@ def _diverged(rows: Sequence[PromptRow], rollout: Rollout, index: int, those: st
     """Return the message for a score of the reward model."""
     prompt = rows[index // (len(rollout.response_lengths_B) // len(rows))].prompt_text[-SHOWN_CHARACTERS:]
     return (
-        f"the reward model's score is {those}, whose prompt ends {prompt!r}, with the response ids "
-        f"{rollout.response_of(index).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this --dtype; "
-        "evaluate it on its own, and try --dtype fp32"
+        f"the reward model's score is {those}; the prompt ends in {prompt!r}, and the response ids begin with "
+        f"{rollout.response_of(index).tolist()[:SHOWN_IDS]}: the model has diverged, or overflows in this --dtype; "
+        "evaluate it alone, and try --dtype fp32"
     )

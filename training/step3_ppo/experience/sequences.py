@@ -38,7 +38,7 @@ def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
     columns = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _TOKENS}
     media = packed_values([torch.from_numpy(span_numbers(each.media)) for each in sequences])
     experts = [each.experts for each in sequences if each.experts is not None]
-    assert len(experts) in (0, len(sequences)), "the experts of all sequences of a rollout are known, or of none"
+    assert len(experts) in (0, len(sequences)), "a rollout has the experts of all its sequences or of none"
     chosen = {"experts": packed_values(experts), "each": [each.shape for each in experts]}
     return {**columns, "media": media, "forks": [sequence.forks for sequence in sequences], **chosen}
 

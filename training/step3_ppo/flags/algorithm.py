@@ -135,12 +135,12 @@ def selected_algorithm(
     mistakes.require(
         not estimator.needs_groups or samples > 1,
         f"--advantage {flags.advantage} compares the samples of a prompt, but --num_samples_per_prompt is {samples}; "
-        f"give 2 or more, or use {either(alone)}",
+        f"set it to 2 or more, or use {either(alone)}",
     )
     mistakes.require(
         flags.dynamic_sampling_tries == 0 or samples > 1,
-        f"--dynamic_sampling_tries compares the samples of a prompt, but --num_samples_per_prompt is {samples}; give 2 "
-        "or more",
+        f"--dynamic_sampling_tries compares the samples of a prompt, but --num_samples_per_prompt is {samples}; set "
+        "it to 2 or more",
     )
     mistakes.require(
         flags.critic_warmup == 0 or estimator.needs_critic,
@@ -149,7 +149,7 @@ def selected_algorithm(
     )
     mistakes.require(
         flags.overlong_buffer_tokens <= ppo.max_answer_seq_len,
-        f"--overlong_buffer_tokens expects at most --max_answer_seq_len {ppo.max_answer_seq_len}, got "
+        f"--overlong_buffer_tokens expects at most {ppo.max_answer_seq_len} (--max_answer_seq_len), got "
         f"{flags.overlong_buffer_tokens}",
     )
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]

@@ -44,8 +44,8 @@ class PpoArguments:
     padded: bool = flag_of(EngineArguments)
     share_beginnings: int = flag_of(
         EngineArguments,
-        "Minimum length in tokens of a common prefix that a minibatch's sequences compute once, such as shared turns "
-        "or prompts that begin alike; 0: only the prompt, which its samples always share. The gradient is the same.",
+        "Minimum length in tokens of a common prefix that is computed once per minibatch, such as shared turns or "
+        "prompts that begin alike; 0: only prompts, which their samples always share. The gradient is the same.",
         default=64,
         takes_auto=False,
     )
@@ -59,15 +59,15 @@ class PpoArguments:
     reuse_forwards: bool | None = flag(
         None,
         "With one optimizer step per rollout: train the actor on the forwards that computed log-probabilities, "
-        "keeping their activations until then. Same numbers; faster, more memory. auto: if it saves a forward and "
-        "fits in free memory; on a CPU, up to twice the memory (docs/reference/equations.md).",
+        "keeping their activations until then. Same numbers; faster, but more memory. auto: if it saves a forward and "
+        "fits in free memory (on a CPU: at most twice the memory; docs/reference/equations.md).",
         topic="memory",
         takes_auto=True,
     )
     reuse_values: bool | None = flag(
         None,
         "With one optimizer step per rollout: train the critic on each forward that computes values, before the next "
-        "one. Same numbers; faster, no more memory. auto: if it saves a forward (docs/reference/equations.md).",
+        "one. Faster, with the same numbers and memory. auto: if it saves a forward (docs/reference/equations.md).",
         topic="memory",
         takes_auto=True,
     )
@@ -77,7 +77,7 @@ class PpoArguments:
     rollout_engine: str = flag_of(SamplingArguments, f"Engine that generates the responses: {ENGINES_HELP}.")
     temperature: float = flag_of(
         SamplingArguments,
-        "Sampling temperature of rollouts and of the trained policy.",
+        "Sampling temperature of the rollouts and of the trained policy.",
         takes="temperature > 0",
     )
     top_k: int = flag_of(SamplingArguments)
@@ -87,8 +87,8 @@ class PpoArguments:
     bad_words: list[str] = flag([], "Strings that are never generated.", "text")
     normalize_reward_scores: bool = flag(
         False,
-        "Normalize scores to (score - mean) / standard deviation before clipping, with the constants that step 2 "
-        "stored in the reward model's configuration.",
+        "Before clipping, normalize scores to (score - mean) / standard deviation, with the values that step 2 stored "
+        "in the reward model's configuration.",
         topic="reward",
     )
     clip_reward: float = flag(
@@ -96,7 +96,7 @@ class PpoArguments:
     )
     eval_interval: int = flag_of(
         EngineArguments,
-        "Rollouts between evaluations; 0: only after training (and before, see --val_before_train).",
+        "Rollouts between evaluations; 0: only after training (and before it; see --val_before_train).",
         default=0,
         takes="rollouts >= 0",
     )
@@ -108,20 +108,20 @@ class PpoArguments:
     )
     val_samples: int = flag_of(
         EvaluationArguments,
-        "Responses per held-out prompt; above 1, the metrics add best, worst and majority of k (eval/NAME_best@k; "
-        "with rewards of 0 and 1, this is pass@k).",
+        "Responses per held-out prompt; above 1, metrics also report the best, worst and majority of k "
+        "(eval/NAME_best@k; with rewards of 0 and 1, this is pass@k).",
     )
     show_samples: int = flag(
-        1, "Print this many prompts with responses and rewards at each evaluation.", "samples >= 0", topic="evaluation"
+        1, "At each evaluation, print this many prompts with responses and rewards.", "samples >= 0", topic="evaluation"
     )
     report_variance: bool = flag(
         False,
-        "Report proxies of the gradient's variance, from the rollout policy's distributions.",
+        "Report proxies for the gradient's variance, computed from the rollout policy's distributions.",
         topic="log",
     )
     report_mfu: bool = flag_of(
         EngineArguments,
-        "Report train/mfu of the updates: the share of this machine's measured matmul rate that they reach.",
+        "Report train/mfu, the share of this machine's measured matmul rate that updates reach.",
     )
     per_device_eval_batch_size: int = flag_of(
         EngineArguments, "Prompts per evaluation rollout on each rank.", default=64, takes="prompts >= 1"
@@ -139,10 +139,10 @@ class PpoArguments:
         rolled_out, minibatch = self.sequences_per_rollout, self.sequences_per_minibatch
         mistakes.require(
             minibatch >= 1 and rolled_out % max(minibatch, 1) == 0,
-            f"each rank rolls out {rolled_out} sequences (--per_device_generation_batch_size x "
+            f"each rank generates {rolled_out} sequences (--per_device_generation_batch_size x "
             "--num_samples_per_prompt x --generation_batches), "
-            f"which does not divide into minibatches of {minibatch} (--per_device_training_batch_size x "
-            "--gradient_accumulation_steps); make the first a multiple of the second",
+            f"which cannot be divided into minibatches of {minibatch} (--per_device_training_batch_size x "
+            "--gradient_accumulation_steps); make the first number a multiple of the second",
         )
         check_epochs(mistakes, self)
         steps = self.steps_per_rollout
@@ -150,8 +150,8 @@ class PpoArguments:
             mistakes.require(
                 not getattr(self, name) or (steps == 1 and self.generation_batches == 1),
                 f"--{name} needs one optimizer step per rollout, but --ppo_epochs, --generation_batches and "
-                f"--per_device_training_batch_size make {steps} steps of {self.generation_batches} rollouts; change "
-                "these, or leave it out",
+                f"--per_device_training_batch_size make {steps} for {self.generation_batches}; change these, or leave "
+                f"--{name} out",
             )
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects non-empty text, got ''")
@@ -211,7 +211,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     gamma: float = flag(1.0, "Discount per token, for gae and reinforce++.", "0 <= factor <= 1", topic="advantage")
     lam: float = flag(0.95, "GAE's lambda.", "0 <= factor <= 1", topic="advantage")
     whiten_advantages: bool | None = flag(
-        None, f"Whiten advantages over all ranks' tokens; default: for {_estimators('whitens')}.", topic="advantage"
+        None, f"Whiten advantages over all ranks' tokens; default: if {_estimators('whitens')}.", topic="advantage"
     )
     norm_adv_by_std: bool = flag(
         True, "grpo: divide by the group's standard deviation; false: Dr. GRPO.", topic="advantage"
@@ -232,7 +232,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     )
     kl_estimator: str | None = flag(
         None,
-        f"{_kl_estimators(False)} from the sampled tokens, or {_kl_estimators(True)}, the exact sum over the "
+        f"{_kl_estimators(False)}: from the sampled tokens; {_kl_estimators(True)}: the exact sum over the "
         "vocabulary, which keeps the logits of one forward of both models; default: "
         + ", ".join(f"{name} in the {place}" for place, name in DEFAULT_KL_ESTIMATORS.items())
         + ".",
@@ -241,19 +241,19 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     )
     kl_control: str = flag(
         "fixed",
-        "'fixed', or 'adaptive': --kl_coef moves to keep the KL at --kl_target.",
+        "'fixed', or 'adaptive', which adjusts --kl_coef to keep the KL near --kl_target.",
         choices=KL_CONTROLS,
         topic="kl",
     )
     kl_target: float = flag(
-        6.0, "Adaptive control: target KL of a response, summed over its tokens.", "nats > 0", topic="kl"
+        6.0, "Adaptive control: target KL per response, summed over its tokens.", "nats > 0", topic="kl"
     )
     kl_horizon: float = flag(
         10000.0, "Adaptive control: number of responses over which --kl_coef adapts.", "responses > 0", topic="kl"
     )
     stop_kl: float | None = flag(
         None,
-        "End training after a rollout whose KL to the reference per response exceeds this; default: never.",
+        "End training after a rollout whose mean KL to the reference per response exceeds this; default: never.",
         "nats > 0",
         topic="kl",
     )
@@ -264,7 +264,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         "nats > 0",
         topic="kl",
     )
-    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", "name")
+    policy_loss: str = flag("ppo", f"One of {', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", "name")
     loss_aggregation: str | None = flag(
         None, f"{either(AGGREGATIONS)}; default: {_by_loss(lambda loss: loss.aggregation)}."
     )
@@ -283,7 +283,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     dual_clip: float | None = flag(
         None, "Upper bound on the ratio where the advantage is negative; default: none.", "ratio > 1"
     )
-    clip_range_value: float = flag(0.2, "Clip range of a value's change in an update.", "number > 0")
+    clip_range_value: float = flag(0.2, "Clip range for the change of a value in one update.", "number > 0")
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 disables it.", "factor >= 0")
     critic_warmup: int = flag(0, "Number of initial rollouts that train only the critic.", "rollouts >= 0")
     dynamic_sampling_tries: int = flag(
@@ -300,21 +300,21 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     )
     overlong_buffer_tokens: int = flag(
         0,
-        "Penalise responses gradually over this many last tokens before --max_answer_seq_len; 0 disables it.",
+        "Number of tokens before --max_answer_seq_len over which a length penalty grows; 0 disables it.",
         "tokens >= 0",
         topic="reward",
     )
     overlong_penalty: float = flag(
-        1.0, "Penalty for a response of full length (with --overlong_buffer_tokens).", "score >= 0", topic="reward"
+        1.0, "Penalty for a response of maximum length (with --overlong_buffer_tokens).", "score >= 0", topic="reward"
     )
-    mask_truncated_responses: bool = flag(False, "Exclude responses that were cut off before they ended from the loss.")
+    mask_truncated_responses: bool = flag(False, "Exclude responses that were cut off from the loss.")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
         mistakes.require(
             self.stop_kl is None or self.kl_coef > 0,
-            f"--stop_kl {self.stop_kl} needs the KL to the reference, but --kl_coef 0 loads no reference; give a "
-            "--kl_coef above 0, however small, or leave --stop_kl out",
+            f"--stop_kl {self.stop_kl} needs the KL to the reference, but --kl_coef 0 loads no reference; set "
+            "--kl_coef to any value above 0, or leave --stop_kl out",
         )
         estimator = ESTIMATORS.get(self.advantage)
         mistakes.require(
@@ -338,9 +338,9 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         mistakes.require(
             not (self.kl_estimator or "").endswith("+") or self.kl_in == "loss",
             f"--kl_estimator {self.kl_estimator} is {(self.kl_estimator or '')[:-1]} with the gradient of k2, but "
-            f"--kl_in reward has no gradient; give {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
+            f"--kl_in reward has no gradient; use {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
         )
         mistakes.require(
             self.kl_control == "fixed" or self.kl_coef > 0,
-            "--kl_control adaptive multiplies --kl_coef, which is 0 and would stay 0; give a --kl_coef above 0",
+            "--kl_control adaptive multiplies --kl_coef, which is 0 and would stay 0; set --kl_coef above 0",
         )

@@ -93,8 +93,8 @@ def checked_components(flags: PpoFlags) -> Components:
     if flags.reward.reward_timeout >= flags.faults.rank_timeout:
         raise ThreestepError(
             f"--reward_timeout {flags.reward.reward_timeout:g} must be less than --rank_timeout "
-            f"{flags.faults.rank_timeout:g}, the time that ranks wait for a running reward function; lower the first "
-            "or raise the second"
+            f"{flags.faults.rank_timeout:g}, the time ranks wait for a running reward function; lower the first or "
+            "raise the second"
         )
     shares_trunk = bool(critic_on_trunk(flags.added))
     return Components(engine, checker, algorithm, rewards, shares_trunk, loop, partners, scheduler)
@@ -122,13 +122,13 @@ def _check_no_advantage(flags: PpoFlags, mistakes: Mistakes) -> None:
     ways = "".join(f"{each}, or " for each in advice("no_own_loss"))
     mistakes.require(
         flags.guests.trains_alone,
-        f"--advantage {NO_ADVANTAGE} trains the actor by a teacher alone, but there is no teacher; "
-        f"{ways or 'give '}another --advantage",
+        f"--advantage {NO_ADVANTAGE} trains the actor only on a teacher's output, but there is no teacher; "
+        f"{ways}use another --advantage",
     )
     mistakes.require(
         algorithm.kl_coef == 0 or algorithm.kl_in == "loss",
-        f"--kl_coef {algorithm.kl_coef:g} in the reward does nothing with --advantage {NO_ADVANTAGE}; give "
-        "--kl_coef 0, or --kl_in loss",
+        f"--kl_coef {algorithm.kl_coef:g} in the reward does nothing with --advantage {NO_ADVANTAGE}; use "
+        "--kl_coef 0 or --kl_in loss",
     )
 
 
@@ -163,19 +163,19 @@ def _check_critic(flags: PpoFlags, algorithm: Algorithm, rewards: tuple[Reward, 
     roles, ppo, advantage = flags.roles, flags.ppo, algorithm.flags.advantage
     has_critic = algorithm.estimator.needs_critic and not critic_on_trunk(flags.added)
     if not roles.critic_model_name_or_path and reads_model(rewards):
-        also = f"; the critic of --advantage {advantage} starts from the latter" if has_critic else ""
+        also = f", from which the critic of --advantage {advantage} also starts" if has_critic else ""
         mistakes.add(
-            f"no reward is given; set --reward to your function (FILE.py:NAME) or a name ({', '.join(RULES)}), or give "
-            f"a reward model (step 2's folder or a hub name) as --critic_model_name_or_path{also}"
+            f"no reward is set; set --reward to your function (FILE.py:NAME) or a name ({', '.join(RULES)}), or set "
+            f"--critic_model_name_or_path to a reward model (step 2's folder or a hub name){also}"
         )
     mistakes.require(
         bool(roles.critic_model_name_or_path) or reads_model(rewards) or not has_critic,
-        f"--critic_model_name_or_path expects a model folder or hub name for the critic of --advantage {advantage}, "
-        "got nothing; give step 2's model, or use an --advantage without a critic, such as grpo",
+        f"--advantage {advantage} needs a critic, but --critic_model_name_or_path is not set; set it to step 2's "
+        "model (a folder or a hub name), or use an --advantage without a critic, such as grpo",
     )
     mistakes.require(
         reads_model(rewards) or not ppo.normalize_reward_scores,
-        "--normalize_reward_scores needs the reward model's scores, but --reward has no model; leave it out",
+        "--normalize_reward_scores needs the reward model's scores, but --reward does not use the model; leave it out",
     )
 
 
@@ -195,7 +195,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
         **({} if form is None else {form.flag: (True, form.beside_media)}),
         components.partners.flag: (
             components.partners.is_there,
-            "write the prompts of conversations anew, without images",
+            "rewrites the prompts of conversations without their images",
         ),
     }
     for name, (given, why) in others.items():
@@ -223,25 +223,25 @@ def _obstacles(name: str, flags: PpoFlags, algorithm: Algorithm) -> Iterator[tup
     flag, advantage = f"{ROLES[name]}_dropout", algorithm.flags.advantage
     rate = getattr(flags.roles, flag)
     if rate:  # None: the model's own, which is judged once it is loaded
-        why = f"reads and learns in one forward, and --{flag} {rate} would change the log-probabilities and values "
-        yield why + "that are read", "give 0"
+        why = f"reads and learns in one forward, but --{flag} {rate} would change the log-probabilities and values "
+        yield why + "that it reads", f"set --{flag} 0"
     if name == FORWARDS:
         # Several forwards before the first backward: silently wrong gradients under ZeRO-3 (deepspeed 0.19).
         if flags.roles.actor_zero_stage == 3:
-            why = "keeps forwards whose weights ZeRO-3 has released, and --actor_zero_stage is 3"
-            yield why, "give 2 or less, or leave --reuse_forwards out"
+            why = "keeps forwards, but --actor_zero_stage 3 releases their weights"
+            yield why, "use stage 2 or less, or leave --reuse_forwards out"
         if algorithm.flags.kl_in == "loss" and algorithm.kl_estimator.of_logits:
             why = f"would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the loss"
-            yield why, "leave one of them out, or give --kl_in reward"
+            yield why, "leave one of them out, or use --kl_in reward"
         yield from flags.guests.reuse_obstacles()
     elif not algorithm.estimator.needs_critic:
         yield f"needs a critic, but --advantage {advantage} has none", "leave it out"
     elif not algorithm.estimator.returns_alone:
         why = (
-            f"learns a response's returns before other responses are read, but --advantage {advantage} does not say "
-            "that these"
+            f"needs returns that follow from a response's own rewards and values, but --advantage {advantage} does not "
+            "declare that"
         )
-        yield f"{why} follow from its own rewards and values (returns_alone)", "give gae, or leave --reuse_values out"
+        yield f"{why} its returns do (returns_alone)", "use gae, or leave --reuse_values out"
 
 
 def check_reuse(flags: PpoFlags, algorithm: Algorithm, mistakes: Mistakes) -> None:
@@ -263,7 +263,7 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
         f"a step learns from {of_rollouts} rollouts": of_rollouts != 1,
         **dict.fromkeys(own_forwards(flags), True),
         "there is no critic": name == VALUES and not algorithm.estimator.needs_critic,
-        "no forward is read that the step could learn from": name == FORWARDS and not reads_old_policy(algorithm, ppo),
+        "there is no earlier forward to learn from": name == FORWARDS and not reads_old_policy(algorithm, ppo),
     }
     found = [why for why, holds in others.items() if holds]
     return next(iter([*found, *(f"true {why}" for why, _ in _obstacles(name, flags, algorithm))]), None)
@@ -274,7 +274,7 @@ def chosen_by_flags(name: str, flags: PpoFlags, algorithm: Algorithm) -> AutoCho
     why = why_apart(name, flags, algorithm)
     if why is not None:
         return AutoChoice(name, False, why)
-    return AutoChoice(name, True, "the forwards that read are learned from", off=False)
+    return AutoChoice(name, True, "training can reuse the earlier forwards", off=False)
 
 
 def with_reuse(flags: PpoFlags, choice: AutoChoice) -> PpoFlags:

@@ -66,7 +66,7 @@ class PpoFlags(NamedTuple):
     @property
     def prompt_source(self) -> str | None:
         """The address of what opens the source of prompts (`prompt_sources` of plugins); None: the dataset's."""
-        return asked_for("prompt_sources", self.settings, "prompts have one source")[1]
+        return asked_for("prompt_sources", self.settings, "prompts can have only one source")[1]
 
     @property
     def guests(self) -> GuestFeatures:

@@ -67,10 +67,10 @@ _FLAGS = (
         ModelArguments,
         {
             "model_name_or_path": {
-                "actor": "Step 1's model, a folder or a hub name: actor and reference start from it (required).",
+                "actor": "Step 1's model (folder or hub name); the actor and the reference start from it (required).",
                 "critic": (
-                    "Step 2's model, a folder or a hub name: the reward model, and the critic starts from it. Needed "
-                    "if either is used."
+                    "Step 2's model (folder or hub name); it is the reward model, and the critic starts from it. "
+                    "Required if either is used."
                 ),
             },
             "gradient_checkpointing": "Recompute the ROLE's activations in the backward pass: less memory, more time.",
@@ -88,8 +88,8 @@ _FLAGS = (
         ModelArguments,
         {
             "dropout": {
-                "actor": "Dropout of the actor; unless it is 0, the first probability ratio of an update is not 1.",
-                "critic": "Dropout of the critic.",
+                "actor": "Dropout rate of the actor; unless it is 0, an update's first probability ratio is not 1.",
+                "critic": "Dropout rate of the critic.",
             }
         },
         ROLES,
@@ -101,7 +101,7 @@ _FLAGS = (
         {
             "dtype": "Precision of training; fp16 needs a GPU.",
             "bf16_optimizer_states": "",
-            "offload": "Keep the optimizer states of actor and critic in CPU memory.",
+            "offload": "Keep the optimizer states of the actor and the critic in CPU memory.",
         },
     ),
 )
@@ -120,7 +120,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         """Note what is wrong with these settings."""
         mistakes.require(
             bool(self.actor_model_name_or_path),
-            "--actor_model_name_or_path expects a model folder or hub name, got nothing",
+            "--actor_model_name_or_path is not set; set it to step 1's model (a folder or a hub name)",
         )  # whether there has to be a critic's too, --reward and --advantage say
         check_stage(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
         check_stage(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)

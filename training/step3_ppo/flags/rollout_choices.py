@@ -29,7 +29,7 @@ def asked_loop(flags: PpoFlags, mistakes: Mistakes) -> AskedLoop | None:
     ThreestepError where two plugins would draw."""
     made = (named_object(place)(flags, mistakes) for place in added("decode_loops", ()).values())
     found = ((loop.name, loop) for loop in made if loop is not None)
-    return one_at_most(found, "responses are drawn in one way", "would each draw them")
+    return one_at_most(found, "responses can be generated in only one way", "each set one")
 
 
 def check_loop(loop: AskedLoop | None, given: str, engine: type[RolloutEngine] | None, mistakes: Mistakes) -> None:
@@ -61,7 +61,7 @@ class RolloutSource:
 def source_of(flags: PpoFlags) -> RolloutSource:
     """Return the source of a run's rollouts (`rollout_sources` of plugins). ThreestepError for two flags that name
     one."""
-    name, place = asked_for("rollout_sources", flags.settings, "rollouts have one source")
+    name, place = asked_for("rollout_sources", flags.settings, "rollouts can have only one source")
     return RolloutSource() if place is None else named_object(place)(name, flags.settings[name])
 
 
@@ -95,7 +95,7 @@ def scheduler_of(flags: PpoFlags) -> RolloutScheduler | None:
     """Return what decides which weights draw; None where the newest do. ThreestepError where two plugins would."""
     made = (make(flags) for make in hooks("rollout_scheduler"))
     found = ((type(scheduler).__name__, scheduler) for scheduler in made if scheduler is not None)
-    return one_at_most(found, "rollouts are drawn in one order", "would each decide about it")
+    return one_at_most(found, "rollouts can have only one scheduler", "each are one")
 
 
 def draws_exactly(flags: PpoFlags) -> bool:
@@ -106,12 +106,12 @@ def draws_exactly(flags: PpoFlags) -> bool:
 def correction_of(flags: PpoFlags) -> Correction:
     """Return what corrects rollouts. ThreestepError where two plugins would, or none does and a run needs it."""
     named = ((f"--{name}", place) for name, place in added("corrections", ()).items())
-    place = one_at_most(named, "rollouts are corrected once", "would each do it")
+    place = one_at_most(named, "rollouts can be corrected only once", "each correct them")
     if place is not None:
         return named_object(place)(flags)
     if not draws_exactly(flags):
         raise ThreestepError(
-            "losses need a correction for what other weights or programs draw, and no plugin that is installed has "
-            "one; draw by --rollout_engine hf and the newest weights"
+            "the loss needs a correction for responses from older weights or another engine, but no installed plugin "
+            "has one; generate with --rollout_engine hf and the newest weights"
         )
     return NO_CORRECTION

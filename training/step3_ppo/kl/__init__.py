@@ -57,9 +57,9 @@ class KlControl:
         if self.target is None or most >= 2.0:
             return None
         return (
-            f"warning: --kl_control adaptive can raise --kl_coef by {most - 1.0:.1%} at most over the {sequences:,} "
-            f"responses of this run: --kl_horizon {self.horizon:g} is too long for that, and the KL may miss its "
-            "target; try a tenth of the run's responses"
+            f"warning: --kl_control adaptive can raise --kl_coef by at most {most - 1.0:.1%} over the {sequences:,} "
+            f"responses of this run: --kl_horizon {self.horizon:g} is too long, so the KL may miss its target; try a "
+            "tenth of the run's responses"
         )
 
     def update(self, kl: float, sequences: int) -> None:

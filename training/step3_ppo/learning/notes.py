@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.ranks.startup import Ranks
 
-NO_RESPONSE_COUNTS = "none of its responses counts (--mask_truncated_responses)"
-NO_STEP_TAKEN = "no optimizer step was taken with it (--stop_update_kl, or a step that was skipped)"
+NO_RESPONSE_COUNTS = "none of its responses count (--mask_truncated_responses)"
+NO_STEP_TAKEN = "no optimizer step used it (--stop_update_kl, or a skipped step)"
 
 
 class PromptOutcome(NamedTuple):

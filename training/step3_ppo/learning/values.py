@@ -111,5 +111,5 @@ class ValueLearner:
         lengths_b = torch.tensor(lengths, device=values_M.device)
         inputs = AdvantageInputs(rewards_bR, lengths_b, torch.arange(len(lengths), device=values_M.device), values_bR)
         _, returns_bR = self.settings.estimator.estimate(inputs, self.settings.advantage)
-        assert returns_bR is not None, "of an estimator with a critic"
+        assert returns_bR is not None, "an estimator with a critic has returns"
         return returns_bR[inputs.inside_BR]

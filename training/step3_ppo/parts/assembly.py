@@ -58,7 +58,7 @@ def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
     decides = deciding_settings(flags, components.partners)
     engine = source_of(flags).engine(create, rank=ranks.rank, decides=decides)
     own = own_forward_of(roles.actor_model)
-    assert own is not None, "it is read when it is loaded"
+    assert own is not None, "the model was measured when it was loaded"
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
     for sentence in engine.check(roles.whole_actor.lent(), own, Drawing(form=flags.data.form)):
         log(sentence, ranks.is_main)
@@ -143,11 +143,11 @@ def check_reused(ppo: PpoArguments, roles: Roles) -> None:
         model, guests = roles.trained_with(role)
         if model is None or not getattr(ppo, name):
             continue
-        check_no_dropout(model, f"and --{name} reads in it", f"give --{role}_dropout 0, or leave --{name} out")
+        check_no_dropout(model, f", which --{name} uses", f"set --{role}_dropout 0, or leave --{name} out")
         for guest in guests:
             if guest.why_not_ahead:
                 raise ThreestepError(
-                    f"--{name} learns from the forwards that read, and {guest.why_not_ahead}, or leave --{name} out"
+                    f"--{name} learns from earlier forwards, but {guest.why_not_ahead}, or leave --{name} out"
                 )
 
 
@@ -159,7 +159,7 @@ def why_not_reused(roles: Roles, role: str) -> str | None:
         if guest.why_not_ahead:
             return guest.why_not_ahead.partition(";")[0]
     if model is not None and differs_in_training(model, roles.actor.ranks):
-        return f"the {role} computes something else in train mode, as with dropout"
+        return f"the {role} computes different outputs in train mode, as with dropout"
     return None
 
 
@@ -196,4 +196,4 @@ def _reuse(name: str, opened: OpenedRun, opening: PpoOpening, free_bytes: int) -
         return choice
     device = PlannedDevice(opening.ranks.device.type == "cuda", free_bytes)
     found = chosen_by_plugin(name, CheckedStep(flags, components=components), device)
-    return found or AutoChoice(name, False, "nothing here counts the memory that true takes")
+    return found or AutoChoice(name, False, "no installed plugin estimates how much memory reuse needs")

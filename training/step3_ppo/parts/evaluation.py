@@ -312,7 +312,7 @@ def closing_sentence(summary: dict[str, Any], folder: RunFolder, val_only: bool)
     """Sum up the run in one line."""
     seconds = summary["seconds"]
     if not summary["held_out_prompts"]:
-        return f"step 3: trained, without an evaluation, in {seconds:.0f} s; the model is in {folder.model}"
+        return f"step 3: trained in {seconds:.0f} s, without an evaluation; the model is in {folder.model}"
     after = f"{summary['reward_after']:.3f}"
     if val_only:
         return f"step 3: mean reward on {summary['held_out_prompts']} held-out prompts {after}; nothing was trained"

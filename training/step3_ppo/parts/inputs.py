@@ -74,7 +74,7 @@ def share_style(tokenizers: Tokenizers, chat: ChatArguments, ranks: Ranks) -> st
         if read is not None and read != style:
             log(
                 f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained with another prompt style "
-                f"({read}); train step 2 with the actor's style, or give the reward model's flags here",
+                f"({read}); train step 2 with the actor's style, or use the reward model's flags here",
                 ranks.is_main,
             )
         if chat.chat_template is not None:
@@ -144,7 +144,7 @@ def load_inputs(
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(
             "--val_only evaluates held-out prompts, but there are none; raise --eval_fraction (now "
-            f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
+            f"{data.split.eval_fraction:g}), add data with evaluation rows, or leave --val_only out"
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
     ends = _end_tokens(flags, tokenizer, ranks)
@@ -152,7 +152,7 @@ def load_inputs(
     if not source.makes_prompts:  # which may have other columns
         of_media = [] if phase.seen is None else [MEDIA_COLUMN]
         check_columns(components.rules, [*columns, *of_media], (phase.train, phase.eval))
-    _, place = asked_for("learnt_beside", flags.settings, "the actor learns from one thing beside its rollouts")
+    _, place = asked_for("learnt_beside", flags.settings, "the actor can have only one further source")
     beside = LearntBeside() if place is None else named_object(place)(flags, tokenizer, ranks)
     fingerprint = " ".join(filter(None, (phase.train.manifest["fingerprint"], beside.fingerprint)))
     return Inputs(
@@ -209,15 +209,15 @@ def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
         rollouts = 0
     elif rollouts == 0:
         raise ThreestepError(
-            f"one rollout takes {prompts_per_rollout} prompts (--per_device_generation_batch_size x "
-            f"--generation_batches x {world_size} ranks), but {ppo.num_train_epochs:g} epochs of {prompts} prompts do "
-            "not fill one; lower the batch or add prompts or epochs"
+            f"one rollout needs {prompts_per_rollout} prompts (--per_device_generation_batch_size x "
+            f"--generation_batches x {world_size} ranks), but {ppo.num_train_epochs:g} epochs of {prompts} prompts "
+            "are too few; lower the batch size, or add prompts or epochs"
         )
     if ppo.max_train_steps is not None:
         rollouts = min(rollouts, ppo.max_train_steps)
     if critic_warmup >= max(rollouts, 1):
         raise ThreestepError(
             f"--critic_warmup {critic_warmup} leaves none of the run's {rollouts} rollouts to train the actor; lower "
-            "it or add prompts or epochs"
+            "it, or add prompts or epochs"
         )
     return rollouts

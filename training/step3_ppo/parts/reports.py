@@ -81,9 +81,9 @@ class Reports:
         self._warned_of_cut = True
         limit = f"--max_answer_seq_len {self._settings.drawing.sampling.max_new_tokens:,} tokens"
         if "conversation/turns" in figures:
-            limit = "the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which)"
+            limit = "a conversation limit (conversation/cut_by_... in metrics.jsonl shows which)"
         log(
-            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut at {limit} before they "
+            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut off at {limit} before they "
             "ended; rollout/ended_share in metrics.jsonl tracks this (raise the limit, or see --missing_eos_penalty "
             "and --mask_truncated_responses)",
             self._roles.actor.ranks.is_main,

@@ -110,7 +110,7 @@ def switch_dropout(model: PreTrainedModel, rate: float) -> None:
         # The same operations on the same numbers: on a CPU to the bit.
         if not math.isclose(current_difference(model, own), before, rel_tol=1e-3):
             _set_all(named)
-            own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
+            own.notes.append(f"{name} is unchanged: without it, the outputs change in eval mode too")
 
 
 def _set_all(rates: list[SwitchedOff]) -> None:
@@ -119,7 +119,7 @@ def _set_all(rates: list[SwitchedOff]) -> None:
 
 
 def check_no_dropout(
-    model: PreTrainedModel, where: str = "with dropout 0", instead: str = "leave the dropout flag out"
+    model: PreTrainedModel, where: str = " with dropout 0", instead: str = "leave the dropout flag out"
 ) -> None:
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
@@ -132,9 +132,9 @@ def check_no_dropout(
     difference = current_difference(model, own, training=True)
     if not difference <= own.tolerance:
         raise ThreestepError(
-            f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
+            f"{type(model).__name__} computes different outputs in train mode{where}: its log-probabilities or "
             f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
         )
     # In half precision rounding explains much, and a CPU rounds the same numbers alike.
     if model.device.type == "cpu" and current_difference(model, own, training=True) != difference:
-        raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
+        raise ThreestepError(f"{type(model).__name__} is random in train mode{where}; {instead}")

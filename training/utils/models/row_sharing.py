@@ -110,5 +110,5 @@ def row_sharing(flags: AddedFlags) -> RowSharing:
     """Return the ranks that share each row, as a plugin's flag asks. ThreestepError for two flags that do."""
     known: list[RowSharing] = [named_object(place)(flags) for place in added("row_sharing", ()).values()]
     sharing = ((each.flag, each) for each in known if each.size > 1)
-    found = one_at_most(sharing, "rows are shared in one way", "would each share them")
+    found = one_at_most(sharing, "ranks can share rows in only one way", "each set one")
     return found or next(iter(known), ALONE)

@@ -84,7 +84,7 @@ def one_at_most(found: Iterable[tuple[str, Given]], what: str, each: str) -> Giv
     ThreestepError for several: `what`, and their names `each`; leave one out."""
     pairs = list(found)
     if len(pairs) > 1:
-        raise ThreestepError(f"{what}, and {' and '.join(name for name, _ in pairs)} {each}; leave one out")
+        raise ThreestepError(f"{what}, but {' and '.join(name for name, _ in pairs)} {each}; leave one out")
     return pairs[0][1] if pairs else None
 
 

@@ -282,7 +282,7 @@ def _interrupts_blocked() -> Iterator[None]:
 def main(argv: Sequence[str]) -> None:
     """Launch the module named first with the flags after it."""
     if not argv or argv[0].startswith("-"):
-        raise ThreestepError("expected a module first, such as training.step1_sft.main, got none")
+        raise ThreestepError("no module given; name one first, such as training.step1_sft.main")
     sys.exit(launch(argv[0], argv[1:]))
 
 

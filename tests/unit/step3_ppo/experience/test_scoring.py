@@ -134,8 +134,8 @@ def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange)
     with pytest.raises(ThreestepError) as error:
         samples.scored  # noqa: B018
     assert str(error.value).startswith(
-        f"the reward model's score is {strange} for 1 of 4 samples, the first of them row 1 (uid {ROWS[1].uid}), whose "
-        "prompt ends 'prompt 1', with the response ids [3]: "
+        f"the reward model's score is {strange} for 1 of 4 samples, the first in row 1 (uid {ROWS[1].uid}); the "
+        "prompt ends in 'prompt 1', and the response ids begin with [3]: "
     )
 
 
@@ -145,10 +145,10 @@ def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange)
         (
             (2e37, 2e37),
             0.0,
-            r"got inf for 1 of 4 .* row 1 \(uid .* are large 2e\+38, also 2e\+38; give smaller weights",
+            r"got inf for 1 of 4 .* row 1 \(uid .* are large 2e\+38, also 2e\+38: use smaller weights",
         ),
-        ((1e38, 1.0), 0.0, r"got inf for 1 of 4 .* are large inf, also 10; "),
-        ((1e38, -1e38), 0.0, r"got nan for 1 of 4 .* are large inf, also -inf; "),
+        ((1e38, 1.0), 0.0, r"got inf for 1 of 4 .* are large inf, also 10: "),
+        ((1e38, -1e38), 0.0, r"got nan for 1 of 4 .* are large inf, also -inf: "),
         ((-3e37, 0.0), 3e38, "got -inf for 1 of 4 .* or smaller rewards and penalties"),  # what its end takes off
     ],
 )
@@ -181,7 +181,7 @@ def test_a_reward_that_does_not_apply_to_a_response(capsys):
     scored = start_scoring(ROWS, rollout(), None, settings(Reward("some", 2.0, some))).scored
     assert scored.scores_B.tolist() == [0.0, 2.0, 0.0, 6.0]
     assert capsys.readouterr().out == (
-        "warning: no reward applies to 2 of 4 responses, which score 0: some gave None, first for row 0 (uid "
+        "warning: no reward applies to 2 of 4 responses, which score 0: some returned None, first for row 0 (uid "
         f"{ROWS[0].uid})\n"
     )
 

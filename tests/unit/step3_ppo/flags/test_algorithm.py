@@ -59,15 +59,18 @@ def test_everything_goes_with_four_samples(name, loss):
     [
         (
             {"advantage": "rloo"},
-            "--advantage rloo compares the samples of a prompt, but --num_samples_per_prompt is 1; give 2 or more, or "
-            "use gae, reinforce++ or remax",
+            "--advantage rloo compares the samples of a prompt, but --num_samples_per_prompt is 1; set it to 2 or "
+            "more, or use gae, reinforce++ or remax",
         ),
         ({"dynamic_sampling_tries": 2}, "--dynamic_sampling_tries compares the samples of a prompt, but --num_samples"),
         (
             {"advantage": "remax", "critic_warmup": 3},
             "--critic_warmup 3 trains a critic, but --advantage remax has none",
         ),
-        ({"overlong_buffer_tokens": 300}, "--overlong_buffer_tokens expects at most --max_answer_seq_len 256, got 300"),
+        (
+            {"overlong_buffer_tokens": 300},
+            "--overlong_buffer_tokens expects at most 256 (--max_answer_seq_len), got 300",
+        ),
         ({"policy_loss": "pop"}, f"--policy_loss expects one of {', '.join(POLICY_LOSSES)} or FILE.py:NAME, got 'pop'"),
         ({"loss_aggregation": "token_mean"}, f"--loss_aggregation expects one of {', '.join(AGGREGATIONS)}, got"),
         ({"kl_estimator": "kk"}, f"--kl_estimator expects one of {', '.join(KL_ESTIMATORS)}, got 'kk'"),
@@ -247,7 +250,7 @@ def test_an_estimator_says_what_it_needs(own):
     assert estimator.needs_groups and estimator.whitens
     mistakes = Mistakes()
     selected_algorithm(AlgorithmArguments(advantage=own("grouped")), PpoArguments(), mistakes)
-    assert "compares the samples of a prompt, but --num_samples_per_prompt is 1; give 2" in mistakes.sentences[0]
+    assert "compares the samples of a prompt, but --num_samples_per_prompt is 1; set it to 2" in mistakes.sentences[0]
 
 
 def test_a_function_is_a_policy_loss_with_the_usual_defaults(own):

@@ -51,7 +51,9 @@ def batches(generation: int, training: int | None = None, **more: int) -> dict[s
 def test_whether_a_batch_divides(given, divides):
     said = mistakes_of(PpoArguments(**given))
     assert len(said) == (not divides)
-    assert divides or "does not divide into minibatches of" in said[0] and "make the first a multiple" in said[0]
+    assert (
+        divides or "cannot be divided into minibatches of" in said[0] and "make the first number a multiple" in said[0]
+    )
 
 
 def test_a_minibatch_of_several_rollouts_draws_so_many():
@@ -154,7 +156,7 @@ def test_sequences_of_a_rank():
     [
         (
             {"actor_model_name_or_path": ""},
-            "--actor_model_name_or_path expects a model folder or hub name, got nothing",
+            "--actor_model_name_or_path is not set; set it to step 1's model (a folder or a hub name)",
         ),
         ({"critic_learning_rate": 0.0}, "--critic_learning_rate expects more than 0, got 0.0"),
         ({"actor_zero_stage": 5}, "--actor_zero_stage expects a number from 0 to 3, got 5"),

@@ -40,12 +40,10 @@ def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_t
     if not with_tokenizer:
         names_of("", reward, advantage=advantage)
         return
-    wanted = (
-        "^--critic_model_name_or_path expects .* name for the critic of --advantage gae, got nothing; give step 2's"
-    )
+    wanted = "^--advantage gae needs a critic, but --critic_model_name_or_path is not set; set it to step 2's"
     if with_model:
-        wanted = r"^no reward is given; set --reward .*\(gsm8k, .*\) as --critic_model_name_or_path"
-        wanted += "; the critic of --advantage gae starts from the latter$" if advantage == "gae" else "$"
+        wanted = r"^no reward is set; set --reward .*\(gsm8k, .*\), or set --critic_model_name_or_path to .* hub name\)"
+        wanted += ", from which the critic of --advantage gae also starts$" if advantage == "gae" else "$"
     with pytest.raises(ThreestepError, match=wanted):
         names_of("", reward, advantage=advantage)
 
@@ -64,10 +62,14 @@ OF_LOGITS = {"kl_in": "loss", "kl_estimator": "full"}
         (
             "forwards",
             {"roles": {"actor_dropout": 0.1}},
-            "reads and learns in one forward, and --actor_dropout 0.1 would",
+            "reads and learns in one forward, but --actor_dropout 0.1 would",
         ),
-        ("values", {"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
-        ("forwards", {"roles": {"actor_zero_stage": 3}}, "ZeRO-3 has released, and --actor_zero_stage is 3; give"),
+        ("values", {"roles": {"critic_dropout": 0.3}}, "in one forward, but --critic_dropout 0.3 would change the"),
+        (
+            "forwards",
+            {"roles": {"actor_zero_stage": 3}},
+            "keeps forwards, but --actor_zero_stage 3 releases their weights; use",
+        ),
         ("values", {"advantage": "reinforce++"}, "needs a critic, but --advantage .* has none"),
         ("forwards", {"kl": OF_LOGITS}, "would keep all logits of a rollout for --kl_e"),
     ],
@@ -94,7 +96,7 @@ def test_ranks_wait_longer_than_a_reward_function_may_work():
     names_of()
     names_of(rank_timeout=301)
     with pytest.raises(
-        ThreestepError, match="--reward_timeout 300 must be less than --rank_timeout 300, the time that ranks wait"
+        ThreestepError, match="--reward_timeout 300 must be less than --rank_timeout 300, the time ranks wait"
     ):
         names_of(rank_timeout=300)
 
@@ -125,8 +127,8 @@ def why(name: str, **given) -> str | None:
     return why_apart(name, flags, checked_components(flags).algorithm)
 
 
-DROPOUT = "true reads and learns in one forward, and"
-NONE_READ = "no forward is read that the step could learn from"
+DROPOUT = "true reads and learns in one forward, but"
+NONE_READ = "there is no earlier forward to learn from"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ NONE_READ = "no forward is read that the step could learn from"
         ),
         ((FORWARDS, VALUES), {"val_only": True}, "nothing is trained"),
         ((FORWARDS,), {"actor_dropout": 0.1}, f"{DROPOUT} --actor_dropout 0.1 would change"),
-        ((FORWARDS,), {"actor_zero_stage": 3}, "true keeps forwards whose weights ZeRO-3 has released"),
+        ((FORWARDS,), {"actor_zero_stage": 3}, "true keeps forwards, but --actor_zero_stage 3 releases their weights"),
         ((FORWARDS,), {"kl_coef": 0.0}, NONE_READ),
         ((FORWARDS,), _GRPO, NONE_READ),
         ((FORWARDS,), {**_GRPO, "kl_coef": 0.0}, NONE_READ),
@@ -174,7 +176,9 @@ def test_returns_that_may_need_other_responses(tmp_path):
         "alone = Estimator(ESTIMATORS['gae'].estimate, needs_critic=True, returns_alone=True)\n"
     )
     said = why(VALUES, advantage=f"{path}:mine") or ""
-    assert said.startswith("true learns a response's returns before other responses are read, but --advantage"), said
+    assert said.startswith(
+        "true needs returns that follow from a response's own rewards and values, but --advantage"
+    ), said
     assert why(VALUES, advantage=f"{path}:alone") is None and why(FORWARDS, advantage=f"{path}:mine") is None
 
 
@@ -182,13 +186,13 @@ def test_without_a_plugin_the_newest_weights_have_to_draw(monkeypatch):
     monkeypatch.setattr(rollout_choices, "added", lambda table, known: {})
     assert correction_of(ppo_flags()) is NO_CORRECTION
     monkeypatch.setattr(rollout_choices, "draws_exactly", lambda flags: False)
-    with pytest.raises(ThreestepError, match="no plugin that is installed has one; draw by --rollout_engine hf"):
+    with pytest.raises(ThreestepError, match="no installed plugin has one; generate with --rollout_engine hf"):
         correction_of(ppo_flags())
 
 
 def test_two_plugins_that_correct_are_refused(monkeypatch):
     monkeypatch.setattr(rollout_choices, "added", lambda table, known: {"one": "a:b", "two": "c:d"})
-    with pytest.raises(ThreestepError, match="corrected once, and --one and --two would each do it"):
+    with pytest.raises(ThreestepError, match="corrected only once, but --one and --two each correct them"):
         correction_of(ppo_flags())
 
 

@@ -258,7 +258,9 @@ def test_noise_under_no_name_is_refused():
         lambda module, inputs, output: torch.nn.functional.dropout(output, 0.2, module.training)
     )
     prepared(model, ModelSettings(""))
-    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes something else in train mode with dropout 0: "):
+    with pytest.raises(
+        ThreestepError, match="LlamaForCausalLM computes different outputs in train mode with dropout 0: "
+    ):
         prepared(model, ModelSettings("", dropout=0.0, gradient_checkpointing=True))
 
 
@@ -267,12 +269,12 @@ def test_what_a_model_computes_with_in_eval_mode_stays():
     model = AutoModelForCausalLM.from_config(tiny_config("phimoe"))
     draw_weights(model, seed=0)
     own = read_own_forward(model.eval())
-    with pytest.raises(ThreestepError, match=r"^PhimoeForCausalLM computes something else in train mode with dropout"):
+    with pytest.raises(
+        ThreestepError, match=r"^PhimoeForCausalLM computes different outputs in train mode with dropout"
+    ):
         prepared(model, ModelSettings("m", dropout=0.0))
     assert model.config.router_jitter_noise == 0.1 and model.config.attention_dropout == 0.0
-    assert own.notes == [
-        "router_jitter_noise stays as it is: without it the model computes something else in eval mode too"
-    ]
+    assert own.notes == ["router_jitter_noise is unchanged: without it, the outputs change in eval mode too"]
 
 
 def test_noise_that_rounding_would_explain_is_still_noise():
@@ -284,5 +286,5 @@ def test_noise_that_rounding_would_explain_is_still_noise():
     model.config.attention_dropout = 0.5
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
-    with pytest.raises(ThreestepError, match=r"^LlamaForCausalLM draws at random in train mode with dropout 0; leave"):
+    with pytest.raises(ThreestepError, match=r"^LlamaForCausalLM is random in train mode with dropout 0; leave"):
         check_no_dropout(model)

@@ -109,7 +109,9 @@ def test_a_plugin_says_which_ranks_share_rows(monkeypatch):
     tables["ranks_of_a_row"] = f"{__name__}:shared_by_two"
     assert row_sharing(NO_FLAGS).size == 2
     tables["slices"] = f"{__name__}:shared_by_two"
-    with pytest.raises(ThreestepError, match="shared in one way, and --ranks_of_a_row and --ranks_of_a_row would each"):
+    with pytest.raises(
+        ThreestepError, match="share rows in only one way, but --ranks_of_a_row and --ranks_of_a_row each"
+    ):
         row_sharing(NO_FLAGS)
 
 

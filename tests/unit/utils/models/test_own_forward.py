@@ -226,7 +226,7 @@ def test_train_mode_with_dropout_zero_that_still_draws(tmp_path, monkeypatch):
         return plain(self, hidden) * (1.1 if self.training else 1.0)
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", drawn)
-    with pytest.raises(ThreestepError, match="computes something else in train mode with dropout 0"):
+    with pytest.raises(ThreestepError, match="computes different outputs in train mode with dropout 0"):
         load_causal_lm(ModelSettings(str(tmp_path), dropout=0.0), torch.float32, VOCABULARY)
     load_causal_lm(ModelSettings(str(tmp_path)), torch.float32, VOCABULARY)  # its own rates are the user's choice
 

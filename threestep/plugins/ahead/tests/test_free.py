@@ -181,10 +181,10 @@ def test_a_resumed_run_goes_on_with_the_groups_that_were_drawn(tmp_path, replays
 def test_a_run_that_ends_early_names_what_it_leaves(tmp_path):
     trainer = free_trainer(tmp_path)
     train(trainer, range(1, 3))
-    trainer.queue.note_unused(trainer.events, "the run ended before their step")
+    trainer.queue.note_unused(trainer.events, "the run ended before they were used")
     (account,) = rollout_account(read_rollouts(tmp_path))
     assert account.is_whole and account.learned == 8
-    assert account.left_out == {"the run ended before their step": 8, "not drawn: the run ended before": 4}
+    assert account.left_out == {"the run ended before they were used": 8, "not drawn: the run ended before": 4}
 
 
 def test_other_numbers_of_ranks_deal_groups_anew(tmp_path):

@@ -100,7 +100,7 @@ def test_a_teacher_alone_needs_no_reward():
         (
             ALONE,
             (
-                "--advantage none trains the actor by a teacher alone, but there is no teacher; give "
+                "--advantage none trains the actor only on a teacher's output, but there is no teacher; set "
                 "--teacher_model_name_or_path"
             ),
         ),

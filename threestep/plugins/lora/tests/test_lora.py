@@ -528,7 +528,9 @@ def names_of(critic: str, reward: str, advantage: str = "gae"):
 def test_the_critics_path_is_the_reward_models_alone():
     assert not names_of("", "gsm8k").with_critic_tokenizer
     assert names_of("c", "model").with_critic_tokenizer
-    with pytest.raises(ThreestepError, match="^no reward is given; .* as --critic_model_name_or_path$"):
+    with pytest.raises(
+        ThreestepError, match="^no reward is set; .* or set --critic_model_name_or_path to a reward model"
+    ):
         names_of("", "model")
     with pytest.raises(ThreestepError, match="needs a critic, but --advantage rloo has none; drop"):
         names_of("c", "model", "rloo")

@@ -125,7 +125,9 @@ def test_noise_of_each_row_goes_with_no_shared_tokens():
 
     check_flags(flags(0, 5.0))
     check_flags(flags(64, 0.0))
-    with pytest.raises(ThreestepError, match="--share_beginnings 64 computes a token once .* --neftune_alpha 5 gives"):
+    with pytest.raises(
+        ThreestepError, match="--share_beginnings 64 computes shared tokens once .* --neftune_alpha 5 gives"
+    ):
         check_flags(flags(64, 5.0))
 
 

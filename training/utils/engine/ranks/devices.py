@@ -207,7 +207,7 @@ def backend_of(
 
     settings: by the flags' names. began_with: the setting of the run that is resumed, by its name; None where none is
     """
-    place = one_at_most(added("backends", ()).items(), "PyTorch's settings come from one plugin", "each set them")
+    place = one_at_most(added("backends", ()).items(), "only one plugin can set PyTorch up", "each do so")
     return Backend() if place is None else named_object(place)(settings, device, began_with)
 
 

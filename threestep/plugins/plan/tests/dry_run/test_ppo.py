@@ -89,7 +89,7 @@ def test_forwards_on_a_cpu_are_counted_small(said, kind, reuses, tokens):
 
 
 def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
-    read = "true (the forwards that read are learned from; false turns it off)"
+    read = "true (training can reuse the earlier forwards; false turns it off)"
     text = said("--device", "cuda", "--device_memory_gb", "80")
     assert f"auto: --reuse_values {read}, --reuse_forwards {read}" in text and "the actor's activations, kept" in text
     tight = said("--device", "cuda", "--device_memory_gb", "0.011")
@@ -111,7 +111,7 @@ def test_a_cpu_keeps_no_forwards_that_take_much_of_its_memory(said):
     found = re.search(slow, said(*many))
     assert found is not None and float(found[1]) > 2 * float(found[2])
     few = ("--per_device_generation_batch_size", "64", "--per_device_training_batch_size", "64")
-    assert "--reuse_forwards true (the forwards that read are learned from; false turns it off)" in said(*few)
+    assert "--reuse_forwards true (training can reuse the earlier forwards; false turns it off)" in said(*few)
 
 
 def test_a_laptop_plans_a_gpu(said):

@@ -151,7 +151,7 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     assert any(told.startswith(worse) for told in reader.texts)
     assert "<code>--early_stopping 3</code>" in text and '<span class="note bad">best: 2 after step 2</span>' in text
     assert [line.get("best") for line in drawings(text)["sft-0"]["lines"]] == [None, [2.0, 2.0]]
-    assert "nats a token; ring: the best evaluation, after step 2" in reader.texts
+    assert "nats per token; ring: the best evaluation, after step 2" in reader.texts
     assert "Every evaluation: the best is after step 2" in reader.texts
     assert re.findall(r'<tr class="chosen"><td>([^<]*)</td><td class="number">([^<]*)<', text) == [("2 (best)", "2")]
     compared, _ = read(folder, sft_run("other"))
@@ -250,7 +250,9 @@ def test_pairs_are_escaped_and_coloured(pair_run):
     text = section(pair_run("one", PAIRS, "training.step2_dpo.main"))
     assert "good &lt;b&gt;" in text and "good <b>" not in text
     assert "<span>implicit reward <b>0.5 → 0</b></span>" in text
-    assert '<span>margin <b class="bad">0.25 → -8</b></span>' in text and "below 0, the order is wrong" in text
+    assert (
+        '<span>margin <b class="bad">0.25 → -8</b></span>' in text and "a negative margin means the wrong order" in text
+    )
 
 
 @pytest.mark.parametrize("broken", [{"scores": 3}, {"responses": 4}, {"responses": [None, {}]}, {"margin": "x"}])
