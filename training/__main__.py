@@ -1,10 +1,10 @@
-"""Runs a program of this package as `python -m` does, without the current folder in front of what is installed.
+"""Run a program of this package as `python -m` does, but without putting the current folder first on the path.
 
     python -m training training.step1_sft.main --config run.yaml
     python /path/to/training training.step1_sft.main --config run.yaml
 
-The launcher starts its ranks by the second form: there a `training.py` or a `datasets.py` in the folder where one works
-stands for nothing but itself. (`python -P` does so too, from Python 3.11 on.)
+The launcher starts its ranks with the second form, so that a `training.py` or a `datasets.py` in the current folder
+replaces no installed module. (`python -P` does the same, from Python 3.11 on.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def search_path(path: Sequence[str], here: str) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run the module named first with the flags after it."""
+    """Run the module that is named first with the flags after it."""
     if not argv or argv[0].startswith("-"):
         sys.exit("error: no module given; name one first, such as training.step1_sft.main")
     sys.path[:] = search_path(sys.path, os.getcwd())

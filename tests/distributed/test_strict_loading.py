@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy ma
 WORDS = {
     "whole": "",
     "tied_gpt2": "",
-    "wrapped": "21 tensors have the 'module.' of a wrapper in their names",
+    "wrapped": "the names of 21 tensors contain a wrapper's 'module.'",
     "lacking": "lacks the tensor model.norm.weight",
-    "misshapen": "model.layers.0.mlp.up_proj.weight expects the shape [48, 32] of config.json, got [47, 32]",
+    "misshapen": "model.layers.0.mlp.up_proj.weight expects the shape [48, 32] from config.json, got [47, 32]",
     "tied_apart": "the files hold both, with different values",
     "classifier": "expected a language model, got a model for sequence classification",
     "reward": "",

@@ -133,5 +133,5 @@ def test_without_evaluation_rows(place: Path, start: Path, pairs_file: Path) -> 
     data = flags_of(place, "faults_no_eval", start, pairs_file)
     ran = run_module(FAULTY, ["none", 0, MODULES[1], *data, "--eval_fraction", "0", "--save_at_end", "true"])
     assert ran.code == 0, ran.words
-    assert "step 1: trained, without evaluation rows, in " in ran.stdout
+    assert "step 1: trained without evaluation rows, in " in ran.stdout
     assert json.loads((place / "faults_no_eval" / "summary.json").read_text())["eval_loss_after"] is None

@@ -62,5 +62,5 @@ def test_settings_that_are_not_read(place, pairs_file):
         GenerationConfig.from_pretrained(folder)
     ran = run(1, folder, place, pairs_file, "refused", ranks=2)
     assert ran.code == 2 and "Traceback" not in ran.stderr
-    assert ran.stderr.count("error: no settings of generation (generation_config.json) could be loaded from") == 1
+    assert ran.stderr.count("error: no generation settings (generation_config.json) could be loaded from") == 1
     assert not (place / "refused" / "metrics.jsonl").exists() and "tokenized" not in ran.stdout

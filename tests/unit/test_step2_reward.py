@@ -65,7 +65,9 @@ def test_margins_that_are_asked_for_must_be_there():
 
 @pytest.mark.needs_plugin("embedded")
 def test_a_reward_model_has_no_chunks_of_logits():
-    with pytest.raises(ThreestepError, match="--head_chunk_mb 4 is for a language model's output layer, which a rew"):
+    with pytest.raises(
+        ThreestepError, match="--head_chunk_mb 4 applies to a language model's output layer, which a rew"
+    ):
         main(["--model_name_or_path", "m", "--data_path", "embedded", "--head_chunk_mb", "4"])
 
 

@@ -2,7 +2,7 @@
 
 python -m training.step1_sft.main --model_name_or_path DIR --data_path jsonl:chosen.jsonl --output_dir OUT
 
-The loss falls on the tokens of the responses, or of whole conversations (--loss_on conversation).
+The loss covers the tokens of the responses, or those of whole conversations (--loss_on conversation).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step 2 without a reward model: direct preference optimisation of the policy itself, on the same ranked responses.
+"""Step 2 without a reward model: direct preference optimization of the policy itself on the same ranked responses.
 
 python -m training.step2_dpo.main --model_name_or_path SFT_MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
 """

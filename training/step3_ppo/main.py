@@ -1,4 +1,4 @@
-"""Step 3: PPO, GRPO and their relatives against the reward model.
+"""Step 3: PPO, GRPO and related algorithms with a reward model or other rewards.
 
     python -m training.step3_ppo.main --actor_model_name_or_path SFT_MODEL --critic_model_name_or_path REWARD_MODEL \\
         --data_path jsonl:prompts.jsonl --output_dir OUT

@@ -89,7 +89,9 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
     rules = {"mine": lambda prompts, responses, level: []}
-    with pytest.raises(ThreestepError, match="^reward function 'mine' expects the column level, and the columns that"):
+    with pytest.raises(
+        ThreestepError, match="^reward function 'mine' expects the column level, but the columns passed"
+    ):
         load_inputs(ppo_flags(), components(rules), tokenizer, ranks)
 
 
@@ -112,7 +114,7 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
         return load_inputs(flags, components(), tokenizer, SimpleNamespace(world_size=1, is_main=True))
 
     assert load().end_token_ids == tuple(ids(["<|im_end|>", "<|eot_id|>", "<|endoftext|>"]))
-    assert said[0].startswith("warning: the model's configuration names the end tokens 76 ('a'), which the tokenizer")
+    assert said[0].startswith("warning: the model's configuration lists the end tokens 76 ('a'), which the tokenizer")
     assert said[1:] == ["responses end at any of the model's end tokens: <|im_end|>, <|eot_id|>, <|endoftext|>"]
     (tmp_path / "generation_config.json").unlink()  # the configuration's then
     assert tokenizer.added_tokens_decoder[2].special

@@ -181,7 +181,7 @@ def test_a_skipped_step_is_counted(capsys):
     trainer = made_trainer(Engine(), advantage="rloo")
     figures = trainer.learn(two_rollouts(trainer, advantages_BR=float("nan")), 1, PROMPTS[:8])
     assert events_of(trainer) == ["step", "step"] and figures["actor/skipped"] == 1.0
-    assert "2 of --max_bad_steps 10" in capsys.readouterr().out
+    assert "2 of at most 10 (--max_bad_steps)" in capsys.readouterr().out
 
 
 def test_the_first_rollouts_train_the_critic_alone():

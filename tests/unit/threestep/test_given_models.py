@@ -217,7 +217,7 @@ def unsaved(folder):
     [
         (
             lambda m: setattr(m.generation_config, "num_return_sequences", 3),
-            "its settings of generation .* could not be saved with the model: transformers says: Greedy",
+            "its generation settings .* could not be saved with the model .transformers: Greedy",
         ),
         (lambda m: setattr(m, "peft_config", {}), "got a wrapped LlamaForCausalLM; pass the model with its adapters"),
         (

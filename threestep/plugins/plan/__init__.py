@@ -19,7 +19,7 @@ PLUGIN = Plugin(
         },
         "advice": {
             "dry_run": {
-                "batch": ", as many as the memory that is free holds by --dry_run's count",
+                "batch": ", in forwards as large as free memory allows (by --dry_run's estimate)",
                 "autotuning": " and see --dry_run",
             },
         },

@@ -84,9 +84,9 @@ def _note(noted: AlarmsNoted | None) -> None:
     elif not _warned.is_set():
         _warned.set()
         note(
-            "warning: a time limit by signals (signal.signal) was refused in the thread "
-            f"'{threading.current_thread().name}', which a function started: only the main thread has signals, and "
-            "without them Math-Verify finds no answer correct; use processes, or turn the limit off"
+            "warning: a time limit that uses signals (signal.signal) was refused in the thread "
+            f"'{threading.current_thread().name}', which a function started: signals work only in the main thread, and "
+            "without them Math-Verify accepts no answer; use processes, or turn the limit off"
         )
 
 

@@ -36,8 +36,8 @@ def out_of_memory_sentence(problem: BaseException, where: str = "") -> str:
     return (
         f"out of memory{where}: lower --max_tokens_per_micro_batch or the batch size, shorten the sequences "
         "(--max_seq_len; in step 3 --max_prompt_seq_len and --max_answer_seq_len), raise --zero_stage (in step 3 "
-        "--actor_zero_stage and --critic_zero_stage), or switch on --gradient_checkpointing (in step 3 "
-        f"--actor_gradient_checkpointing and --critic_gradient_checkpointing) or --offload; the allocator said: "
+        "--actor_zero_stage and --critic_zero_stage), or turn on --gradient_checkpointing (in step 3 "
+        f"--actor_gradient_checkpointing and --critic_gradient_checkpointing) or --offload; the allocator reported: "
         f"{first_line(problem)}"
     )
 

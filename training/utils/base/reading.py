@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ThreestepError(f"{path} expects UTF-8 text, but byte {problem.start:,} is invalid") from problem
+        raise ThreestepError(f"{path} is not UTF-8 text: byte {problem.start:,} is invalid") from problem
 
 
 def text_if_there(path: Path) -> str | None:

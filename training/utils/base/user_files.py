@@ -62,13 +62,13 @@ def check_address(given: str, flag: str) -> None:
     if given.startswith(GIVEN):
         if given not in (_given.get() or {}):
             raise ThreestepError(
-                f"{flag}: '{given}' was a function of the Python program that called the run; call it from there "
-                "again, or give FILE.py:NAME"
+                f"{flag}: '{given}' was a function of the Python program that started the run; start it from there "
+                "again, or use FILE.py:NAME"
             )
         return
     path, _, name = given.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
-        raise ThreestepError(f"{flag} expects FILE.py:NAME, a Python file and a name in it, got '{given}'")
+        raise ThreestepError(f"{flag} expects FILE.py:NAME, a Python file and a name defined in it, got '{given}'")
     if not os.path.isfile(os.path.expanduser(path)):
         raise ThreestepError(f"{flag} expects an existing file, got '{path}'")
 
@@ -90,7 +90,7 @@ def load_function(given: str, flag: str) -> Any:
     """As `load_named`, for functions and other callables."""
     loaded = load_named(given, flag)
     if not callable(loaded):
-        raise ThreestepError(f"{flag} expects a function, got '{given}', which is {type(loaded).__name__}")
+        raise ThreestepError(f"{flag} expects a function, got '{given}', which is of type {type(loaded).__name__}")
     return loaded
 
 
@@ -108,7 +108,7 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
             sys.path.append(folder)
         return _loaded[real_path]
     if not os.path.isfile(real_path) or not real_path.endswith(".py"):
-        why = "whose name does not end in .py" if os.path.isfile(real_path) else "and there is no such file"
+        why = "whose name does not end in .py" if os.path.isfile(real_path) else "which does not exist"
         raise ThreestepError(f"{flag} expects a Python file, got '{path}', {why}; correct the path")
     stem = os.path.splitext(os.path.basename(real_path))[0]
     name = (

@@ -52,13 +52,13 @@ class BadSteps:
         if self.count >= self.most:
             raise ThreestepError(
                 f"{self.count} optimizer step{'s' if self.count > 1 else ''} had a loss or gradient that is not "
-                f"finite, which is the limit of --max_bad_steps {self.most}; the last was step {step} "
-                f"({in_words}){where}; they changed no weights: check those rows, lower the learning rate, or train "
-                "with --dtype fp32"
+                f"finite, the limit set by --max_bad_steps {self.most}; the last was step {step} "
+                f"({in_words}){where}; they left the weights unchanged: check those rows, lower the learning rate, or "
+                "train with --dtype fp32"
             )
         log(
             f"warning: step {step} was skipped: its loss or gradient is not finite ({in_words}){where}; {self.count} "
-            f"of --max_bad_steps {self.most}",
+            f"of at most {self.most} (--max_bad_steps)",
             self.is_main_rank,
         )
 

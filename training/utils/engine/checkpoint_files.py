@@ -98,8 +98,8 @@ def _encoded(value: Any, tensors: dict[tuple[Any, ...], tuple[int, torch.Tensor]
         content = value.value if isinstance(value, enum.Enum) else vars(value)
         return {kind.__name__: _encoded(content, tensors, classes)}
     raise ThreestepError(
-        f"a checkpoint holds tensors, numbers and texts, and DeepSpeed's state has a {kind.__module__}."
-        f"{kind.__qualname__}; use the version in constraints.txt"
+        f"a checkpoint holds only tensors, numbers and strings, but DeepSpeed's state has a {kind.__module__}."
+        f"{kind.__qualname__}; use the DeepSpeed version in constraints.txt"
     )
 
 
@@ -118,7 +118,7 @@ def read_state(path: str | Path, mapped: bool = False) -> Any:
         return _decoded(state, tensors, _known_classes())
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         reason = f"{type(problem).__name__}: {str(problem)[:200]}"
-        raise ThreestepError(f"{path} is not a state that Threestep wrote ({reason})") from problem
+        raise ThreestepError(f"{path} is not a state written by Threestep ({reason})") from problem
 
 
 def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, type]) -> Any:
@@ -192,7 +192,7 @@ def load_engine(inner: Any, folder: Path, name: str) -> None:
     rank = "0" if inner.load_universal_checkpoint() else None
     file = file_of(inner._get_ckpt_name(str(folder), name, pp_placeholder=rank))
     if not file.exists():
-        raise ThreestepError(f"--resume: there is no state of '{name}' in {folder}; resume from another one")
+        raise ThreestepError(f"--resume: {folder} has no state for '{name}'; resume from another checkpoint")
     inner._get_all_ckpt_names = lambda folder, tag: [str(file)]
     try:
         with plain_torch_files():
@@ -208,11 +208,11 @@ def engine_state(folder: Path) -> dict[str, torch.Tensor]:
         state = read_state(file, mapped=True)
         found = state.get("module") if isinstance(state, dict) else None
         if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
-            raise ThreestepError(f"{file} expects the weights of an engine, and holds something else")
+            raise ThreestepError(f"{file} should hold the weights of an engine, but holds something else")
         return found
     if file_of(folder / SHARD_FILE).is_file():
         return joined_shards(folder)
-    raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")
+    raise ThreestepError(f"{folder} has neither {WHOLE_FILE} nor {SHARD_FILE}, so DeepSpeed did not write it")
 
 
 def joined_shards(folder: Path) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ def make_optimizer(module: nn.Module, settings: EngineSettings) -> torch.optim.O
     made = named_object(place)([group for group in (decayed, plain, adapted) if group["params"]], settings)
     if not isinstance(made, torch.optim.Optimizer):
         raise ThreestepError(
-            f"--optimizer {settings.optimizer} expects a torch.optim.Optimizer from {place}, got a "
+            f"--optimizer {settings.optimizer}: {place} must return a torch.optim.Optimizer, but returned a "
             f"{type(made).__name__}"
         )
     return checked(made) if settings.zero_stage == 0 and settings.dtype == "fp32" else made

@@ -70,7 +70,7 @@ class TrainingEngine:
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trainable:
             raise ThreestepError(
-                "nothing to train: every weight of the model is frozen; unfreeze some, or train adapters beside them"
+                "nothing to train: every weight of the model is frozen; unfreeze some, or train adapters"
             )
         on_gpu, limits = ranks.device.type == "cuda", limits_of(module, settings, ranks)
         config = engine_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits=limits)
@@ -190,7 +190,7 @@ class TrainingEngine:
         for what, (ran, wanted) in taken.items():
             if ran != wanted:
                 raise ThreestepError(
-                    f"DeepSpeed runs with {what} = {ran}, not with {wanted}; use the version in constraints.txt"
+                    f"DeepSpeed runs with {what} = {ran} instead of {wanted}; use the version in constraints.txt"
                 )
 
 
@@ -329,7 +329,7 @@ def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterato
     except (RuntimeError, MemoryError) as problem:
         if "deterministic implementation" in str(problem):  # torch's words, with --deterministic on CUDA
             raise ThreestepError(
-                f"--deterministic: {doing} of {shape()} needs an operation that has no deterministic form on CUDA "
+                f"--deterministic: {doing} of {shape()} needs an operation that has no deterministic version on CUDA "
                 f"({first_line(problem)}); leave the flag out"
             ) from problem
         if not is_out_of_memory(problem):

@@ -35,8 +35,8 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
         check_base(adapter)
         if find_adapter(adapter.base) is not None:
             raise ThreestepError(
-                f"'{adapter.name}' is an adapter of '{adapter.base}', which is an adapter itself; merge that one first "
-                "(PEFT: merge_and_unload), and write the merged model to base_model_name_or_path"
+                f"'{adapter.name}' is an adapter of '{adapter.base}', which is itself an adapter; merge that one first "
+                "(PEFT: merge_and_unload), and set base_model_name_or_path to the merged model"
             )
     base, what = (name_or_path, "model") if adapter is None else (adapter.base, adapter.base_in_words)
     with errors_explained(what, base, Exception):  # each value of config.json has an error of its own
@@ -57,7 +57,7 @@ def _check_sizes(config: Any) -> None:
             raise ValueError(f"{name} expects 1 to {most:,}, got {value:,}")
     heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     if isinstance(heads, int) and isinstance(shared, int) and not 1 <= shared <= heads:
-        raise ValueError(f"num_key_value_heads expects 1 to {heads:,}, the number of heads, got {shared:,}")
+        raise ValueError(f"num_key_value_heads expects 1 to {heads:,} (the number of heads), got {shared:,}")
 
 
 def config_of(settings: ModelSettings) -> Any:
@@ -74,7 +74,7 @@ def saved_stop_tokens(name_or_path: str, trust_remote_code: bool = False) -> lis
     config = load_config(name_or_path, trust_remote_code)
     adapter = find_adapter(name_or_path)
     base = name_or_path if adapter is None else adapter.base
-    with errors_explained("settings of generation (generation_config.json)", base, Exception):
+    with errors_explained("generation settings (generation_config.json)", base, Exception):
         try:
             saved: Any = GenerationConfig.from_pretrained(base)
         except OSError:  # it has none
@@ -93,7 +93,7 @@ def check_trains(settings: ModelSettings, generates: bool) -> None:
         if adapter is None:
             raise
         raise ThreestepError(
-            f"of the adapter '{adapter.name}' the base: {mistake}, and write it to base_model_name_or_path in "
+            f"the base model of the adapter '{adapter.name}': {mistake}, and set base_model_name_or_path in "
             f"'{adapter.settings_file}'"
         ) from mistake
     if generates:
@@ -118,16 +118,16 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
     positions = positions_of(config)
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens, but the model '{settings.name_or_path}' has "
-            f"{positions} positions; lower them, or use a model with more positions (in steps 1 and 2, also "
+            f"sequences may have {longest_tokens} tokens ({flags}), but the model '{settings.name_or_path}' has only "
+            f"{positions} positions; lower the limit, or use a model with more positions (or, in steps 1 and 2, "
             "--rope_scaling)"
         )
     steady = steady_positions(config.get_text_config())
     if steady is not None and longest_tokens > steady:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens, and '{settings.name_or_path}' (longrope) gives all "
-            f"sequences of a batch other angles where one has more than {steady}, so one would change another; lower "
-            f"them to {steady}, or use a model whose positions are of another type (default, linear, yarn, llama3)"
+            f"sequences may have {longest_tokens} tokens ({flags}), but '{settings.name_or_path}' (longrope) changes "
+            f"the angles of a whole batch if one sequence exceeds {steady}, so sequences would affect each other; "
+            f"lower the limit to {steady}, or use a model with another type of positions (default, linear, yarn, llama3)"
         )
 
 
@@ -144,13 +144,13 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
             raise
         if "trust_remote_code" in str(problem):
             raise ThreestepError(
-                f"'{name_or_path}' comes with its own Python code, which is not run by default: read it, then give "
-                "--trust_remote_code true, or use an architecture that transformers has"
+                f"'{name_or_path}' comes with its own Python code, which is not run by default: read it, then set "
+                "--trust_remote_code true, or use an architecture that is part of transformers"
             ) from problem
         if "use_safetensors=True" in str(problem):  # transformers' advice where a hub has pickles alone
             raise ThreestepError(
-                f"'{name_or_path}' has no safetensors on the hub; pickled weights, which may run code when they are "
-                f"read, are refused; if you trust them, convert them: {resaving_command(name_or_path, None)}"
+                f"'{name_or_path}' has no safetensors on the hub; pickled weights are refused, because they may run "
+                f"code when they are read; if you trust them, convert them: {resaving_command(name_or_path, None)}"
             ) from problem
         near = "" if Path(name_or_path).is_dir() else nearest_folders(name_or_path)
         folder = f", and there is no such folder{near}?" if near else ":"
@@ -211,12 +211,12 @@ def read_score_scale(name_or_path: str, flag: str) -> ScoreScale:
     mean, std = getattr(config, _MEAN, None), getattr(config, _STD, None)
     if mean is None or std is None:
         raise ThreestepError(
-            f"{flag} needs {_MEAN} and {_STD} in the configuration of '{name_or_path}', which has none: train it "
+            f"{flag} needs {_MEAN} and {_STD} in the configuration of '{name_or_path}', which lacks them: train it "
             "with step 2 (--normalization_rows above 0), or leave the flag out"
         )
     if not std > 0:
         raise ThreestepError(
-            f"{flag}: the configuration of '{name_or_path}' has {_STD} {std}, scores that do not vary and cannot "
-            "be normalized; leave the flag out"
+            f"{flag}: the configuration of '{name_or_path}' has {_STD} {std}: its scores do not vary and "
+            "cannot be normalized; leave the flag out"
         )
     return ScoreScale(float(mean), float(std))

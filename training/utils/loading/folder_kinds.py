@@ -57,7 +57,7 @@ def check_base(adapter: GivenAdapter) -> None:
     try:
         check_model_folder(adapter.base)
     except ThreestepError as mistake:
-        raise ThreestepError(f"of the adapter '{adapter.name}' the base: {mistake}") from mistake
+        raise ThreestepError(f"the base model of the adapter '{adapter.name}': {mistake}") from mistake
 
 
 def _check_hub_name(name_or_path: str) -> None:
@@ -70,7 +70,7 @@ def _check_hub_name(name_or_path: str) -> None:
     if slashes == 1 and path.parent.is_dir() and not _is_in_hub_cache(name_or_path):
         raise ThreestepError(
             f"the model folder '{name_or_path}' does not exist, though '{path.parent}' does"
-            f"{nearest_folders(name_or_path)}; for the hub's model of that name, start from another folder"
+            f"{nearest_folders(name_or_path)}; to use the hub's model of that name, run from another folder"
         )
     try:
         check_hub(f"the model '{name_or_path}'", "models", name_or_path)
@@ -79,7 +79,7 @@ def _check_hub_name(name_or_path: str) -> None:
         if not near:
             raise
         raise ThreestepError(
-            f"there is no folder '{name_or_path}'{near}? If the hub's model is meant: {unreachable}"
+            f"there is no folder '{name_or_path}'{near}? If you mean the hub's model: {unreachable}"
         ) from unreachable
 
 
@@ -173,15 +173,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ThreestepError(f"'{path}' is not JSON ({problem}); download or copy it again") from problem
     if not isinstance(config, dict) or not (config.get("model_type") or config.get("auto_map")):
         raise ThreestepError(
-            f"'{path}' expects a model_type, such as \"llama\", got none; use the config.json of the model that these "
-            "weights belong to"
+            f"'{path}' has no model_type, such as \"llama\"; use the config.json of the model to which these weights "
+            "belong"
         )
     check_entries(config, path)
     return config
 
 
 def _of_file(path: Path) -> str:
-    remedy = owner_sentence("model_files", path.suffix) or f"; give its folder, '{path.parent}'"
+    remedy = owner_sentence("model_files", path.suffix) or f"; use its folder, '{path.parent}'"
     return f"expected a model folder, got the file '{path}'{remedy}"
 
 
@@ -191,21 +191,21 @@ def _without_config(folder: Path) -> str:
         return f"the model folder '{folder}' is empty; expected config.json and safetensors"
     if (folder / "model" / "config.json").is_file():
         models = [path for name in ("model", "critic") if (path := folder / name).is_dir()]
-        return f"'{folder}' is the folder of a run; give its model, {' or '.join(map(str, models))}"
+        return f"'{folder}' is the folder of a run; use its model, {' or '.join(map(str, models))}"
     if checkpoint := _checkpoint(folder):
         return (
-            f"'{folder}' is a checkpoint, or a folder of them, not a model folder; make one: threestep export "
+            f"'{folder}' is a checkpoint or a folder of checkpoints; make a model folder from it: threestep export "
             f"{checkpoint} OUT"
         )
     weights = [*sorted(folder.glob("*.safetensors")), *_pickles(folder)]
     if (folder / "params.json").is_file() and weights:
         return (
-            f"'{folder}' holds a model in its original format ({weights[0].name} and params.json); give its "
+            f"'{folder}' holds a model in its original format ({weights[0].name} and params.json); use its "
             "transformers version, with config.json and safetensors"
         )
     why = f"the folder '{folder}' holds no config.json, so it is not a model folder"
     if weights:
-        return f"{why}: {weights[0].name} alone does not name its architecture; add the model's config.json"
+        return f"{why}: {weights[0].name} alone does not give the architecture; add the model's config.json"
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
         return f"{why}: it holds only a tokenizer; add the model's config.json and safetensors"
     inside = sorted(path.parent for name in _settings_files() for path in folder.glob(f"*/{name}"))
@@ -233,12 +233,12 @@ def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
         )
     if (folder / "zero_to_fp32.py").is_file():
         return (
-            f"'{folder}' holds a checkpoint of DeepSpeed and no safetensors; join its shards: python "
+            f"'{folder}' holds a DeepSpeed checkpoint but no safetensors; join its shards: python "
             f"{folder / 'zero_to_fp32.py'} {folder} {folder} --safe_serialization"
         )
     if others := sorted(folder.glob("*.safetensors")):
         return (
-            f"'{folder}' expects model.safetensors, or model.safetensors.index.json with the files that it names, got "
+            f"'{folder}' needs model.safetensors, or model.safetensors.index.json with the files it names, but holds "
             f"{others[0].name}; rename the file, or copy the index as well"
         )
     return None

@@ -84,18 +84,18 @@ def judge(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, Store
     is_main = started_as_main_rank()
     if report.missing:
         names, others = ", ".join(sorted(report.missing)), _other_heads(report, stored)
-        has = f"has another head ({counted(others)}), which is left out" if others else "has no scalar head"
+        has = f"has a different head ({counted(others)}), which is not used" if others else "has no scalar head"
         log(f"model: '{wanted.where}' {has}: {names} is new, with random weights", is_main)
     dropped = OUTPUT_HEADS if wanted.is_scalar else ()
     unused = sorted(name for name in report.unexpected if not name.startswith(dropped))
     heads = [name for name in unused if name.startswith(OUTPUT_HEADS) or name in _other_heads(report, stored)]
     others = [name for name in unused if name not in heads]
     if heads:
-        log(f"model: '{wanted.where}': not used here, from another head: {counted(heads)}", is_main)
+        log(f"model: '{wanted.where}' has another head, which is not used here: {counted(heads)}", is_main)
     if others:
         log(
-            f"warning: '{wanted.where}': not used and not saved, because {_classes(wanted)} has no place for it in "
-            f"transformers: {counted(others)}",
+            f"warning: '{wanted.where}' has weights that are neither used nor saved, because {_classes(wanted)} in "
+            f"transformers has no place for them: {counted(others)}",
             is_main,
         )
 
@@ -107,8 +107,8 @@ def _unconverted(wanted: RequestedModel, report: LoadReport, stored: Mapping[str
     if not report.unconverted:
         return None
     return (
-        f"'{wanted.where}': {counted(report.unconverted)} of {_classes(wanted)} cannot be made of the tensors in the "
-        f"files{report.why_unconverted}; are some lacking, such as those of an expert? download or save the model again"
+        f"'{wanted.where}': cannot build {counted(report.unconverted)} of {_classes(wanted)}, from the tensors in the "
+        f"files{report.why_unconverted}; if some are missing, such as an expert's, download or save the model again"
     )
 
 
@@ -117,8 +117,8 @@ def _wrapped(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, St
     adapters = sorted(name for name in report.unexpected if ".lora_" in name)
     if adapters:
         return (
-            f"'{wanted.where}' holds LoRA adapters beside the weights ({counted(adapters)}); merge them before saving "
-            "(PEFT: merge_and_unload), and give the merged model"
+            f"'{wanted.where}' holds LoRA adapters next to the weights ({counted(adapters)}); merge them before saving "
+            "(PEFT: merge_and_unload), and use the merged model"
         )
     bare = {name: _WRAPPED.sub("", name) for name in sorted(report.unexpected) if _WRAPPED.search(name)}
     wrapped = [name for name in bare if report.missing and _known(bare[name], report)]
@@ -128,7 +128,7 @@ def _wrapped(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, St
     mapping = ("^" if all(name.startswith(part) for name in wrapped) else "") + re.escape(part)
     rename = resaving_command(wanted.where, wanted.architectures, key_mapping=f"{{r'{mapping}': ''}}")
     return (
-        f"'{wanted.where}': {len(wrapped)} tensors have the '{part}' of a wrapper in their names, such as "
+        f"'{wanted.where}': the names of {len(wrapped)} tensors contain a wrapper's '{part}', such as "
         f"{wrapped[0]}, where {_classes(wanted)} has {bare[wrapped[0]]}; rename them: {rename}"
     )
 
@@ -141,22 +141,22 @@ def _no_language_model(wanted: RequestedModel, report: LoadReport, stored: Mappi
         f"'{wanted.where}': expected a language model, got a model for sequence classification "
         f"({', '.join(wanted.architectures) or 'no architecture'}) with {HEAD}weight"
         + (f" and without {without}, which would be random" if without else "")
-        + "; give a language model, such as the model folder of step 1"
+        + "; use a language model, such as step 1's model folder"
     )
 
 
 def _head_bias(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, StoredTensor]) -> str | None:
     """Name of a bias beside a head that is used, without which it computes other numbers."""
     heads = (HEAD,) if wanted.is_scalar else OUTPUT_HEADS
-    moved = "scores would move by that constant" if wanted.is_scalar else "log-probabilities would be others"
+    moved = "scores would shift by a constant" if wanted.is_scalar else "log-probabilities would change"
     uses = {*report.names} - report.missing
     for head in heads:
         if f"{head}bias" not in report.unexpected or f"{head}weight" not in uses:
             continue
         again = resaving_command(wanted.where, wanted.architectures)
         return (
-            f"'{wanted.where}' holds {head}bias beside {head}weight, and {_classes(wanted)} has no place for it in "
-            f"transformers: all its {moved}; if they may, save it without: {again}"
+            f"'{wanted.where}' has {head}bias next to {head}weight, but {_classes(wanted)} in transformers has no "
+            f"place for it: all its {moved}; if that is acceptable, save the model without it: {again}"
         )
     return None
 
@@ -167,8 +167,8 @@ def _other_head(wanted: RequestedModel, report: LoadReport, stored: Mapping[str,
         return None
     if f"{HEAD}weight" not in report.missing:
         return (
-            f"--new_head is for a model whose head has another name than {HEAD}weight, but '{wanted.where}' has that; "
-            "leave the flag out to continue training its head, or give the language model it was made from"
+            f"--new_head is for a model whose head is not named {HEAD}weight, but '{wanted.where}' has such a head; "
+            "leave the flag out to continue training its head, or use the original language model"
             if wanted.replaces_head
             else None
         )
@@ -182,7 +182,7 @@ def _other_head(wanted: RequestedModel, report: LoadReport, stored: Mapping[str,
     if len(others) == len(weights) == 1 and stored[others[0]].shape[:-1] == (1,):
         mapping = f"{{r'^{re.escape(others[0])}$': '{HEAD}weight'}}"
         again = resaving_command(wanted.where, ["AutoModelForSequenceClassification"], mapping, num_labels=1)
-        ways.insert(0, f"rename its head, if a score is that row times the last state: {again}")
+        ways.insert(0, f"rename its head, if a score is that row times the last hidden state: {again}")
     elif not wanted.new_head and not others:
         return None  # `_wrong_head` reports it
     return f"'{wanted.where}': expected a reward model with {HEAD}weight, got {got}; {', or '.join(ways)}"
@@ -208,13 +208,13 @@ def _wrong_head(wanted: RequestedModel, report: LoadReport, stored: Mapping[str,
     if wanted.is_scalar and lacks and not wanted.new_head:
         return (
             f"'{wanted.where}': expected a reward model, got one without {', '.join(lacks)}: its scores would be "
-            "random; train one with step 2 and give its model folder"
+            "random; train one with step 2 and use its model folder"
         )
     for name, got, model in report.wrong_shapes:
         if wanted.is_scalar and name.startswith(HEAD) and got[1:] == model[1:]:
             return (
                 f"'{wanted.where}': expected a model with one label, got {got[0]} labels (num_labels {got[0]}, "
-                f"{name} {list(got)}); give a language model, or a reward model with num_labels 1"
+                f"{name} {list(got)}); use a language model, or a reward model with num_labels 1"
             )
     return None
 
@@ -224,10 +224,10 @@ def _wrong_shape(wanted: RequestedModel, report: LoadReport, stored: Mapping[str
         return None
     name, got, model = min(report.wrong_shapes)
     key = next((key for key in stored if key == name or name.endswith(f".{key}") or key.endswith(f".{name}")), None)
-    others = f", and so on for {len(report.wrong_shapes)} tensors" if len(report.wrong_shapes) > 1 else ""
+    others = f" ({len(report.wrong_shapes)} tensors differ)" if len(report.wrong_shapes) > 1 else ""
     return (
-        f"'{stored[key].file if key else wanted.where}': {name} expects the shape {list(model)} of config.json, got "
-        f"{list(got)}{others}; give the weights and the configuration of one model"
+        f"'{stored[key].file if key else wanted.where}': {name} expects the shape {list(model)} from config.json, got "
+        f"{list(got)}{others}; use weights and a configuration from the same model"
     )
 
 
@@ -235,13 +235,13 @@ def _missing(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, St
     lacks = sorted(name for name in report.missing if not (wanted.new_head and name.startswith(HEAD)))
     if not lacks:
         return None
-    held = f"'{wanted.where}' holds {len(stored)} tensors and lacks {counted(lacks)}, of the {len(report.names)} of "
+    held = f"'{wanted.where}' holds {len(stored)} tensors but lacks {counted(lacks)}, of the {len(report.names)} in "
     if 2 * len(lacks) > len(report.names) and report.unexpected:
         return (
-            f"{held}{_classes(wanted)}, which does not know {counted(sorted(report.unexpected))}: config.json and "
-            "weights are of different architectures; give those of one model"
+            f"{held}{_classes(wanted)}, which does not know {counted(sorted(report.unexpected))}: config.json and the "
+            "weights are from different architectures; use those of one model"
         )
-    return f"{held}{_classes(wanted)}: they would be random; download or save the model again"
+    return f"{held}{_classes(wanted)}: the missing ones would be random; download or save the model again"
 
 
 def _known(name: str, report: LoadReport) -> bool:

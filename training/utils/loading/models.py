@@ -143,12 +143,12 @@ def _refuse_headless(config: Any, settings: ModelSettings) -> None:
     if not any("SequenceClassification" in name for name in architectures):
         raise ThreestepError(
             f"'{settings.name_or_path}': expected a model for sequence classification, got "
-            f"{', '.join(architectures) or 'no architecture'}; train one with step 2 and give its model folder"
+            f"{', '.join(architectures) or 'no architecture'}; train one with step 2 and use its model folder"
         )
     if config.num_labels != 1:
         raise ThreestepError(
             f"'{settings.name_or_path}': expected a reward model with one label, got {config.num_labels} labels; "
-            "train one with step 2 and give its model folder"
+            "train one with step 2 and use its model folder"
         )
 
 
@@ -195,7 +195,7 @@ def _load(
             attention["attn_implementation"] = implementation
         if not has_cuda:
             raise ThreestepError(
-                f"--attn_implementation {implementation} needs a CUDA device, and there is none here; use sdpa"
+                f"--attn_implementation {implementation} needs a CUDA device, but there is none here; use sdpa"
             )
     for preparer in settings.preparers:
         preparer.check_device(has_cuda)
@@ -237,7 +237,7 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
         if is_explained or not is_deepspeed_zero3_enabled():
             raise
         raise ThreestepError(
-            f"'{name_or_path}' cannot be loaded in shards, as --zero_stage 3 does ({type(problem).__name__}: "
+            f"'{name_or_path}' cannot be loaded in shards, which --zero_stage 3 requires ({type(problem).__name__}: "
             f"{first_line(problem)}); use --zero_stage 2"
         ) from problem
 
@@ -285,9 +285,8 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
     )
     if encodes and getattr(config, "is_decoder", None) is False:
         raise ThreestepError(
-            f"'{settings.name_or_path}': expected a language model that writes from left to right, got an encoder "
-            f"({config.model_type} with is_decoder false in config.json), whose tokens see those after them; give a "
-            "causal language model"
+            f"'{settings.name_or_path}': expected a causal language model, got an encoder ({config.model_type} with "
+            "is_decoder false in config.json), whose tokens attend to later ones; use a causal language model"
         )
 
 
@@ -295,8 +294,8 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
     rows = model.config.get_text_config().vocab_size
     if tokenizer_size > rows:
         raise ThreestepError(
-            f"the tokenizer of '{settings.name_or_path}' has {tokenizer_size} tokens and its model embeds {rows}; "
-            "resize the model's embeddings or give the model's own tokenizer"
+            f"the tokenizer of '{settings.name_or_path}' has {tokenizer_size} tokens, but its model embeds {rows}; "
+            "resize the model's embeddings, or use the model's own tokenizer"
         )
 
 
@@ -313,8 +312,8 @@ def _train_embeddings(model: PreTrainedModel) -> None:
     if own is not None and thawed:
         count = count_elements(thawed.values())
         own.notes.append(
-            "the tokenizer gained tokens, whose embeddings train beside the adapters, and with them those of all other "
-            f"tokens: {count:,} parameters ({', '.join(thawed)})"
+            "tokens were added to the tokenizer, so the embeddings of all tokens train along with the adapters: "
+            f"{count:,} parameters ({', '.join(thawed)})"
         )
 
 
@@ -374,8 +373,8 @@ def freeze_named(model: PreTrainedModel, settings: ModelSettings, embeddings_tra
     unknown = [name for name in named if name not in weights and not name.startswith(OUTPUT_HEADS)]
     if unknown:
         raise ThreestepError(
-            f"{path} names {unknown[0]}, which {type(model).__name__} lacks, the model that is trained; start from "
-            "one of that class, or freeze no such weight"
+            f"{path} names {unknown[0]}, which the trained model, {type(model).__name__}, does not have; start "
+            "from one that has it, or remove that name from the file"
         )
     adapted = [adapters.plain_name(name) for name in own if len(adapters.parameters_of(model, name)) > 1]
     layers = {name.rpartition(".")[0] for name in adapted}
@@ -383,15 +382,15 @@ def freeze_named(model: PreTrainedModel, settings: ModelSettings, embeddings_tra
     is_whole = all(name in named or name.startswith(HEAD) for name in weights)
     if moved and not is_whole:
         raise ThreestepError(
-            f"adapters train on {moved[0]} and {len(moved) - 1} other weights that are frozen ({path}), which would "
-            "move them as saved; have adapters on other layers, unfreeze them, or freeze the model as a whole"
+            f"adapters train on {moved[0]} and {len(moved) - 1} other weights that are frozen ({path}), so "
+            "the saved weights would change; put adapters on other layers, unfreeze these, or freeze the whole model"
         )
     frozen = [weights[name] for name in named if name in weights]
     if embeddings_train and any(weight is model.get_input_embeddings().weight for weight in frozen):
         raise ThreestepError(
-            f"the tokenizer gained tokens, whose embeddings must be trained, and these are frozen ({path}); unfreeze "
+            f"tokens were added to the tokenizer, so the embeddings must train, but they are frozen ({path}); unfreeze "
             "them, or start from a model and tokenizer that have the tokens"
         )
     for weight in frozen:
         weight.requires_grad_(False)
-    log_on_main(f"model: {len(frozen)} of {len(weights)} weights stay as they are ({path})")
+    log_on_main(f"model: {len(frozen)} of {len(weights)} weights are frozen ({path})")

@@ -88,8 +88,8 @@ def judge_loaded(
     lacking = sorted(loaded.missing - new - wanted.supplied)
     if lacking and hasattr(model.get_parameter(lacking[0]), "ds_id"):
         raise ThreestepError(
-            f"'{wanted.where}' cannot be loaded in shards, as --zero_stage 3 does: transformers leaves {len(lacking)} "
-            f"of its tensors random ({lacking[0]}), though the files hold them; use --zero_stage 2"
+            f"'{wanted.where}' cannot be loaded in shards, which --zero_stage 3 requires: transformers leaves "
+            f"{len(lacking)} of its tensors random ({lacking[0]}), although the files hold them; use --zero_stage 2"
         )
     judge(replace(wanted, replaces_head=False), replace(loaded, missing=frozenset(lacking)), stored)
 
@@ -102,8 +102,8 @@ def stored_tensors(name_or_path: str, config: Any) -> dict[str, StoredTensor]:
         files = weight_files(Path(name_or_path), explicit)
         if not files:
             raise ThreestepError(
-                f"'{name_or_path}' holds a config.json and no weights; expected {explicit or ONE_FILE}, or {INDEX} "
-                "with the files that it names"
+                f"'{name_or_path}' has a config.json but no weights; add {explicit or ONE_FILE}, or {INDEX} "
+                "with the files it names"
             )
     else:
         files = _downloaded(name_or_path, explicit)
@@ -126,7 +126,7 @@ def empty_model(auto_class: Any, config: Any, **options: Any) -> Any:
     """Return the model on the meta device, whole also where those outside are born sharded. Arguments: see
     `check_weights`."""
     where = getattr(config, "name_or_path", "") or type(config).__name__
-    with _unsharded(), torch.device("meta"), errors_explained("model of the shape in config.json", where, Exception):
+    with _unsharded(), torch.device("meta"), errors_explained("model with the shape in config.json", where, Exception):
         return auto_class.from_config(copy.deepcopy(config), **options)
 
 
@@ -167,7 +167,7 @@ def _rehearsed(empty: Any, stored: Mapping[str, StoredTensor]) -> tuple[LoadRepo
 def check_has_head(model: Any) -> None:
     """ThreestepError if a scalar model's head is not in the place where it is read and trained."""
     if not hasattr(model, HEAD.removesuffix(".")):
-        raise ThreestepError(f"{type(model).__name__} has no scalar head called 'score'; use another family")
+        raise ThreestepError(f"{type(model).__name__} has no scalar head named 'score'; use another model family")
 
 
 def _shapes(mismatched: Any) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
@@ -181,9 +181,9 @@ def _check_whole(model: Any, stored: Mapping[str, StoredTensor]) -> None:
     for name, tensor in sorted(stored.items()):
         if not tensor.is_whole and (name in parameters or name.endswith(".weight")):
             raise ThreestepError(
-                f"'{tensor.file}': {name} is stored in {tensor.dtype}, as quantized weights are, and config.json has "
-                "no quantization_config that says how to read it; download the folder again, or give the model that "
-                "was quantized"
+                f"'{tensor.file}': {name} is stored in {tensor.dtype}, as quantized weights are, but config.json has "
+                "no quantization_config that describes it; download the folder again, or use the model that was "
+                "quantized"
             )
 
 
@@ -203,8 +203,8 @@ def _check_tied(wanted: RequestedModel, model: Any, stored: Mapping[str, StoredT
                 values.append(file.get_tensor(name))
         if not torch.equal(*values):
             raise ThreestepError(
-                f"'{wanted.where}': config.json ties {one} to {other} and the files hold both, with different values; "
-                'write "tie_word_embeddings": false to config.json, or remove one of them'
+                f"'{wanted.where}': config.json ties {one} to {other}, but the files hold both, with different values; "
+                'set "tie_word_embeddings": false in config.json, or remove one of them'
             )
 
 

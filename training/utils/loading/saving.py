@@ -69,7 +69,7 @@ def save_model(
         raise ThreestepError(
             f"'{folder}': cannot save {type(model).__name__}: it lacks {len(lacking)} tensors{_first(lacking)} and has "
             f"{len(unknown)} that the plain model does not know{_first(unknown)}; export a checkpoint of the run with "
-            "the installed versions of constraints.txt"
+            "the versions of constraints.txt installed"
         )
     try:
         with disk_errors(beside):
@@ -116,9 +116,9 @@ def mend_settings(model: PreTrainedModel) -> list[str]:
     if generation is not None and model.can_generate():
         if unset := _unset_ignored(generation, where):
             if unset.keys() & _OF_SAMPLING:
-                advice = '; to keep settings of sampling, write "do_sample": true to its generation_config.json'
+                advice = '; to keep the sampling settings, set "do_sample": true in its generation_config.json'
             sentences.append(
-                f"'{where}': its generation settings have {_named(unset)}, which transformers ignores with the other "
+                f"'{where}': its generation settings have {_named(unset)}, which transformers ignores given the other "
                 f"settings and refuses to save; saved models omit them{advice}"
             )
     config: Any = model.config
@@ -133,8 +133,8 @@ def mend_settings(model: PreTrainedModel) -> list[str]:
     if any(getattr(part, "output_attentions", None) for part in (config, config.get_text_config())):
         config.output_attentions = config.get_text_config().output_attentions = False
         sentences.append(
-            f"'{where}': config.json has output_attentions, which transformers refuses to save beside another "
-            "attention than eager; saved models go without"
+            f"'{where}': config.json has output_attentions, which transformers refuses to save with any "
+            "attention but eager; saved models omit it"
         )
     return sentences
 
@@ -150,8 +150,8 @@ def _unset_ignored(generation: Any, where: str) -> dict[str, Any]:
             names = [name for name in _REFUSED.findall(str(problem)) if getattr(generation, name, None) is not None]
             if not names:
                 raise ThreestepError(
-                    f"'{where}': its settings of generation (generation_config.json, or those in config.json) could "
-                    f"not be saved with the model: transformers says: {first_line(problem)}; correct them"
+                    f"'{where}': its generation settings (generation_config.json, or those in config.json) could not "
+                    f"be saved with the model (transformers: {first_line(problem)}); correct them"
                 ) from problem
         for name in names:
             unset[name] = getattr(generation, name)
@@ -234,7 +234,7 @@ def read_description(folder: Path) -> DescribedModel:
         if isinstance(problem, ThreestepError) or is_out_of_memory(problem) or disk_error_in(problem) is not None:
             raise
         raise ThreestepError(
-            f"{folder} expects the files by which a checkpoint describes a model, and they are damaged: "
+            f"{folder}: the files with which a checkpoint describes a model are damaged: "
             f"{type(problem).__name__}: {first_line(problem)}"
         ) from problem
 
@@ -271,7 +271,7 @@ def _put_adapters(model: PreTrainedModel, folder: Path) -> None:
 def _pack_layers(model: PreTrainedModel, facts: Mapping[str, Any]) -> None:
     """Put the layers that `described_layers` described in the place of those of a model on meta."""
     for kind in facts.keys() & missing("packed_layers"):
-        raise ThreestepError(f"layers of the model are kept as {kind}; {missing_plugin('packed_layers', kind)}")
+        raise ThreestepError(f"layers of the model are stored as {kind}; {missing_plugin('packed_layers', kind)}")
     for kind, place in added("packed_layers", ()).items():
         if kind in facts:
             named_object(place)(model, facts)

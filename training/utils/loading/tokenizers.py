@@ -93,7 +93,7 @@ def read_tokenizer(
     if difference is None:
         return in_file, None
     return in_file, (
-        f"the tokenizer of '{name_or_path}' is its {_FILE}; transformers' {kind.__name__} would {difference}"
+        f"using the {_FILE} of '{name_or_path}' as its tokenizer; transformers' {kind.__name__} would {difference}"
     )
 
 
@@ -127,8 +127,8 @@ def _check_sentencepiece(built: Any, name_or_path: str | Path) -> None:
     for text, ours in zip(texts, text_ids(built, texts), strict=True):
         if ours != model.encode(text):
             raise ThreestepError(
-                f"'{name_or_path}' has a tokenizer.model and no {_FILE}, and transformers makes other tokens of "
-                f"{text!r} than SentencePiece does; add the {_FILE} that the model is published with"
+                f"'{name_or_path}' has a tokenizer.model but no {_FILE}, and transformers splits {text!r} into "
+                f"different tokens than SentencePiece; add the {_FILE} that was published with the model"
             )
 
 
@@ -177,13 +177,13 @@ def _difference(built: Any, in_file: Any) -> str | None:
         return f"fail on texts ({first_line(problem)})"
     for text, theirs, ours in zip(texts, found, text_ids(in_file, texts), strict=True):
         if theirs != ours:
-            return f"make other tokens of {text!r}"
+            return f"split {text!r} into different tokens"
     for text in PROBES:
         ids = in_file(text)["input_ids"]
         if built(text)["input_ids"] != ids:
-            return f"put other tokens around {text!r}"
+            return f"put different tokens around {text!r}"
         if built.decode(ids) != in_file.decode(ids):
-            return f"decode the tokens of {text!r} to another text"
+            return f"decode the tokens of {text!r} to a different text"
     return None if built.get_vocab() == in_file.get_vocab() else "have another vocabulary"
 
 
@@ -229,7 +229,7 @@ def load_tokenizer(
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         raise ThreestepError(
-            f"the tokenizer in '{name_or_path}' has no pad token; name one of its tokens with --pad_token, "
+            f"the tokenizer in '{name_or_path}' has no pad token; choose one of its tokens with --pad_token, "
             f"e.g. --pad_token '{tokenizer.eos_token}'"
         )
     return tokenizer

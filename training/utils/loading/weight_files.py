@@ -75,14 +75,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     with path.open("rb") as file:
         first = file.read(8)
         if (first + file.read(len(_GIT_LFS) - 8)).startswith(_GIT_LFS):
-            raise ThreestepError(
-                f"'{path}': expected weights, got Git LFS's pointer to them; run `git lfs pull` in the folder"
-            )
+            raise ThreestepError(f"'{path}': expected weights, got a Git LFS pointer; run `git lfs pull` in the folder")
         length = int.from_bytes(first, "little")
         if size < 8 or (8 + length > size and length <= _LONGEST_HEADER_BYTES):
             raise _cut_off(path, 8 + length if len(first) == 8 else 8, size)
         if length > _LONGEST_HEADER_BYTES:
-            raise _damaged(path, f"its header would have {length:,} bytes")
+            raise _damaged(path, f"its header claims a length of {length:,} bytes")
         file.seek(8)
         text = file.read(length)
     try:
@@ -90,9 +88,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         tensors = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
         notes = dict(header.get("__metadata__") or {})
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _damaged(path, "its header is no table of tensors") from None
+        raise _damaged(path, "its header is not a table of tensors") from None
     if not all(isinstance(note, str) for note in notes.values()):
-        raise _damaged(path, "the __metadata__ of its header holds more than texts")
+        raise _damaged(path, "the __metadata__ in its header has values that are not strings")
     _check_places(path, tensors, size - 8 - length)
     return {name: StoredTensor(dtype, shape, path) for name, (dtype, shape, *_) in tensors.items()}
 
@@ -110,7 +108,7 @@ def _check_places(path: Path, tensors: dict[str, Any], data_bytes: int) -> None:
     for name, (dtype, shape, begin, end) in sorted(tensors.items(), key=lambda item: item[1][2:]):
         wanted = _BYTES[dtype] * prod(shape) if dtype in _BYTES else end - begin
         if begin != at or end - begin != wanted:
-            raise _damaged(path, f"{name} ({dtype} {list(shape)}) is said to be at bytes {begin:,} to {end:,}")
+            raise _damaged(path, f"its header places {name} ({dtype} {list(shape)}) at bytes {begin:,} to {end:,}")
         at = end
     if at > data_bytes:
         raise _cut_off(path, path.stat().st_size - data_bytes + at, path.stat().st_size)
@@ -123,7 +121,7 @@ def _shards(index: Path) -> list[Path]:
         names = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
         paths = [index.parent / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _damaged(index, "it holds no weight_map from tensors to files") from None
+        raise _damaged(index, "it has no weight_map from tensors to files") from None
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
         raise ThreestepError(
@@ -135,8 +133,8 @@ def _shards(index: Path) -> list[Path]:
 
 def _cut_off(path: Path, wanted: int, size: int) -> ThreestepError:
     return ThreestepError(
-        f"'{path}': expected at least {wanted:,} bytes by its header, got {size:,}: the file is truncated; download or "
-        "copy it again"
+        f"'{path}': expected at least {wanted:,} bytes, as its header states, got {size:,}: the file is truncated; "
+        "download or copy it again"
     )
 
 
@@ -195,7 +193,7 @@ def check_form(config: Any, where: str) -> None:
     for field in missing("stored_forms"):
         if _has(config, field):
             raise ThreestepError(
-                f"'{where}' has {field} in its config.json, so that its weights are not stored whole; "
+                f"'{where}' has {field} in its config.json, so its weights are not stored whole; "
                 f"{missing_plugin('stored_forms', field)}"
             )
     stored_form(config).check(config, where)
@@ -246,7 +244,7 @@ def find_adapter(name_or_path: str) -> GivenAdapter | None:
     read."""
     for file in missing(_TABLE):
         if Path(name_or_path, file).is_file() and not Path(name_or_path, "weights.json").is_file():
-            raise ThreestepError(f"'{name_or_path}' holds {file}, and no model; {missing_plugin(_TABLE, file)}")
+            raise ThreestepError(f"'{name_or_path}' holds {file} but no model; {missing_plugin(_TABLE, file)}")
     entries: dict[str, AdapterEntry] = added(_TABLE, ())
     found = (named_object(entry.find)(name_or_path) for entry in entries.values())
     return next((adapter for adapter in found if adapter is not None), None)

@@ -29,7 +29,7 @@ class ModelArguments:
     )
     attn_implementation: str = flag(
         ModelSettings.attn_implementation,
-        "Attention: on CUDA, 'auto' takes the first of these that matches the model's own outputs: "
+        "Attention implementation; on CUDA, 'auto' uses the first of these that matches the model's own outputs: "
         + "".join(f"'{name}'{entry.note}, " for name, entry in KERNELS.items() if entry.by_auto)
         + "'sdpa' (runs everywhere; on CUDA with a dense mask)."
         + "".join(f" '{name}'{entry.note}." for name, entry in KERNELS.items() if not entry.by_auto),
@@ -46,7 +46,7 @@ class ModelArguments:
     )
     dropout: float | None = flag(
         None,
-        "All dropout rates; 0 also turns off layer drop and router jitter; default: the model's own.",
+        "Set all dropout rates; 0 also turns off layer drop and router jitter; default: the model's own rates.",
         "0 <= probability < 1",
     )
     gradient_checkpointing: bool = flag(
@@ -55,26 +55,26 @@ class ModelArguments:
     head_chunk_mb: int = flag(
         0,
         "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU but takes more "
-        "memory. 0: chosen by free memory as the run starts, 256 on a CPU. It affects rounding: a resumed run keeps "
-        "it.",
+        "memory. 0: chosen by free memory when the run starts; 256 on a CPU. It affects rounding, so a resumed run "
+        "keeps it.",
         "mib >= 0",
         topic="memory",
     )
     freeze_vision_tower: bool = flag(
         ModelSettings.freeze_vision_tower,
-        "Models of images and text: freeze the vision tower, except its projector.",
+        "For models of images and text: freeze the vision tower, except its projector.",
     )
     freeze_projector: bool = flag(
         ModelSettings.freeze_projector,
-        "Models of images and text: freeze the projector, which maps the tower's states to embeddings.",
+        "For models of images and text: freeze the projector, which maps the tower's states to embeddings.",
     )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
         mistakes.require(
             bool(self.model_name_or_path),
-            "--model_name_or_path expects the folder or hub name of a model, got nothing; "
-            "`threestep new-model --out DIR` makes one with random weights",
+            "--model_name_or_path is not set; set it to a model's folder or hub name "
+            "(`threestep new-model --out DIR` makes a model with random weights)",
         )
         check_scaling(mistakes, self.rope_scaling)
 

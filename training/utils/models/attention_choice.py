@@ -24,7 +24,7 @@ from training.utils.models.own_forward import OwnForward, current_difference
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ANOTHER_NAME = "the family computes something else under another name"
+_ANOTHER_NAME = "the switch changes the model's outputs"
 _BY_SDPA = "with a dense mask where rows hold several documents"
 
 
@@ -56,7 +56,7 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     """Take the first of the order that the model can be given, keep the later ones in `own.others`, and note why."""
     loaded = text_attention(model)
     if loaded != SDPA:
-        own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
+        own.notes.append(f"attention is '{loaded}': transformers offers this family no other")
         return
     chosen = ""
     media = None if own.with_media is None else own.with_media.media.name
@@ -64,7 +64,7 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     asked = [(name, kernel, kernel.why_not(model, dropout) or kernel.why_not_here()) for name, kernel in auto_kernels()]
     for name, kernel, reason in asked:
         if reason is None and media is not None and not kernel.takes_media:
-            reason = f"it takes all rows as one, and {media} do not"
+            reason = f"it joins all rows into one, but {media} cannot be joined"
         if chosen:
             own.others.extend([name] if reason is None else [])
             continue
@@ -107,7 +107,7 @@ def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
     switch_attention(model, name)
     kernel = kernel_of(name)
     why = _BY_SDPA if kernel is None else kernel.why
-    own.notes.append(f"attention is {name}, {why}, and not {before}: {reason}")
+    own.notes.append(f"attention is {name} ({why}) instead of {before}: {reason}")
     return True
 
 

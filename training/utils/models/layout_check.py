@@ -39,8 +39,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     longest = max(own.probes.longest_tokens, own.probes.alone[-1].tokens)
     if keys is not None and keys < longest:
         raise ThreestepError(
-            f"{type(model).__name__} keeps {keys} keys of a row (keep_window_size in its config.json), chosen from all "
-            f"of the row, later ones too, and the sequences have {longest} tokens; use sequences of at most {keys}"
+            f"{type(model).__name__} keeps {keys} keys of a row (keep_window_size in its config.json), chosen from the "
+            f"whole row, but the sequences have {longest} tokens; use sequences of at most {keys} tokens"
         )
     try:
         with torch.no_grad():
@@ -94,7 +94,7 @@ def check_segments(reason: str | None, needed_by: str | None, name: str) -> None
     the model `name` cannot do that, for `reason` (of `why_not_packed`, sharing)."""
     if reason is not None and needed_by is not None:
         raise ThreestepError(
-            f"{needed_by} needs a model that takes a mask of segments, padded or not, and {name} "
+            f"{needed_by} needs a model that accepts a mask of segments, padded or not, but {name} "
             f"does not: {reason}; use another model or --attn_implementation, or leave {needed_by} out"
         )
 
@@ -104,7 +104,7 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
     implementation = text_attention(model)
     kernel = kernel_of(implementation)
     if kernel is None and implementation not in (SDPA, BY_DOCUMENT):
-        return f"its attention implementation '{implementation}' takes no mask of segments here"
+        return f"its attention implementation '{implementation}' accepts no mask of segments here"
     if sharing and kernel is not None and not kernel.shares_prompts:
         return f"its attention implementation '{implementation}' cannot share a prompt; sdpa can"
     own = _measured(model)
@@ -117,11 +117,11 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
         tail = slice(len(packed_M) - _numbers_of(second, own), None)
         gradient = _gradient(model, packed_rows([rows[0]], 0).to(device), tail)
     except Exception as problem:  # noqa: BLE001 - each family refuses a mask by another exception
-        return f"its forward refuses the mask of segments ({type(problem).__name__}: {first_line(problem)})"
+        return f"its forward rejects the mask of segments ({type(problem).__name__}: {first_line(problem)})"
     before = sum(document.tokens for document in first)
     moved = rms((packed_M - beside_other_M)[tail].double())
     if not moved <= own.tolerance or (gradient is not None and bool((gradient[:before] != 0).any())):
-        return "its attention lets one document of a row look into another"
+        return "its attention lets one document of a row see another"
     difference = _largest_difference(own, packed_M, beside_long_M if own.probes.long else None, at=tail.start)
     if not difference <= own.tolerance:
         return f"a packed row and separate sequences differ by {difference:.2g}"
@@ -145,7 +145,7 @@ def notes_on(model: PreTrainedModel) -> list[str]:
 
 def _measured(model: PreTrainedModel) -> OwnForward:
     own = own_forward_of(model)
-    assert own is not None, "a sharded model is read when it is loaded"
+    assert own is not None, "a sharded model was measured when it was loaded"
     return own
 
 

@@ -195,7 +195,7 @@ def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, media: Run
     """
     own = _measured(model, make_probes(model.config, longest_tokens), media)
     if longest_tokens > MOST_LONG_TOKENS:
-        own.notes.append(f"the check at the start reads {MOST_LONG_TOKENS:,} tokens in a row, of {longest_tokens:,}")
+        own.notes.append(f"the startup check covers {MOST_LONG_TOKENS:,} of {longest_tokens:,} tokens of a sequence")
     return own
 
 
@@ -225,22 +225,22 @@ def _measured(model: PreTrainedModel, probes: Probes, media: RunMedia | None) ->
             raise
         except Exception as problem:
             raise ThreestepError(
-                f"{type(model).__name__} cannot be read: its forward of token ids alone fails in {_precision(model)} "
+                f"{type(model).__name__} cannot be used: its forward with only token ids fails in {_precision(model)} "
                 f"({type(problem).__name__}: {first_line(problem)}); use a causal language model of text, or another "
                 "--dtype"
             ) from problem
     changed = [name for name, version in _versions(model).items() if version != versions[name]]
     if changed:
         raise ThreestepError(
-            f"{type(model).__name__} changes {len(changed)} of its own weights in a forward ({changed[0]}), so that "
-            "neither training nor saving would see those that were loaded; look for what turns that off in its "
-            'config.json (RWKV: "rescale_every": 0), or use another family'
+            f"{type(model).__name__} changes {len(changed)} of its own weights in a forward ({changed[0]}), so "
+            "neither training nor saving would see the loaded ones; look for a setting in its config.json that turns "
+            'this off (RWKV: "rescale_every": 0), or use another family'
         )
     numbers_M = torch.cat([part.numbers_M for part in read])
     if not bool(numbers_M.isfinite().all()):
         raise ThreestepError(
             f"{type(model).__name__} computes {float(numbers_M[~numbers_M.isfinite()][0])} from its loaded weights in "
-            f"{_precision(model)}; check the weights' files, or train in another --dtype"
+            f"{_precision(model)}; check the weight files, or train with another --dtype"
         )
     # Scores are read in float32, and some families compute attention in it whatever the model's precision (gpt_neo).
     eps = torch.finfo(torch.float32 if of_scores or model.dtype == torch.float64 else model.dtype).eps
@@ -301,7 +301,7 @@ def _read(model: PreTrainedModel, document: Document) -> _Read:
         score, is_linear, scores = _called(model, ids_T)
         if not isinstance(scores, torch.Tensor) or scores.shape[:2] != (1, len(ids_T)):
             raise ThreestepError(
-                f"{type(model).__name__} reads its score from a pooled state, not from each token's; use another family"
+                f"{type(model).__name__} computes its score from a pooled state, not each token's; use another family"
             )
         return _Read(True, score[0].double().cpu(), scores[0, middle_P].double().cpu(), is_linear)
     logits_PV, is_linear = _logits_at(model, ids_T, torch.cat([middle_P, target_M - 1]))
@@ -367,13 +367,13 @@ def _check_causal(model: PreTrainedModel, moved: dict[int, float], tolerance: fl
     tokens, most = list(moved.items())[-1]
     if moved[min(moved)] <= tolerance < most:
         raise ThreestepError(
-            f"{type(model).__name__} reads the first half of {tokens} tokens otherwise than alone (by {most:.2g}; "
-            f"rounding explains {tolerance:.2g}), and that of {min(moved)} tokens alike: what it computes depends on "
-            "how long a row is (such as rope_type longrope or dynamic in config.json); train on shorter sequences"
+            f"{type(model).__name__} computes different outputs for the first half of {tokens} tokens than for it "
+            f"alone (by {most:.2g}; rounding explains {tolerance:.2g}), but not for {min(moved)} tokens: its outputs "
+            "depend on a row's length (as with rope_type longrope or dynamic in config.json); use shorter sequences"
         )
     if not all(each <= tolerance for each in moved.values()):
         raise ThreestepError(
-            f"{type(model).__name__} is not causal: the second half of a sequence moves the numbers of its first by "
+            f"{type(model).__name__} is not causal: the second half of a sequence changes the outputs of the first by "
             f"{max(moved.values()):.2g} (rounding explains {tolerance:.2g}), as in an encoder; use a causal language "
             "model"
         )

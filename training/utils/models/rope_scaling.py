@@ -92,7 +92,7 @@ def scaled(config: Any, text: str | None, name: str) -> Any:
     if not isinstance(rope, dict) or not isinstance(rope.get("rope_type"), str) or positions is None:
         raise ThreestepError(
             f"--rope_scaling {text} is for models with one kind of rotary positions, but '{name}' "
-            f"({config.model_type}) has none or several; leave it out"
+            f"({config.model_type}) has none or several; leave --rope_scaling out"
         )
     if rope["rope_type"] != "default":
         raise ThreestepError(

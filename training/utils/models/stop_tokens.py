@@ -33,8 +33,8 @@ def stop_tokens_in(config: Any, where: str) -> list[int]:
     tokens = [token for token in (given if isinstance(given, list | tuple) else [given]) if token is not None]
     if any(type(token) is not int or token < 0 for token in tokens):
         raise ThreestepError(
-            f"'{where}': eos_token_id in generation_config.json (or in config.json without that file) expects the "
-            f"number of a token, or a list of them, got {given!r}; correct it"
+            f"'{where}': eos_token_id in generation_config.json (or in config.json without that file) expects a "
+            f"token id or a list of token ids, got {given!r}; correct it"
         )
     return tokens
 
@@ -66,8 +66,8 @@ def unused_stop_tokens(own: Sequence[int], tokenizer: PreTrainedTokenizerBase) -
         f"{token} ({'no token of the tokenizer' if word is None else repr(word)})" for token, word in words.items()
     )
     return (
-        f"warning: the model's configuration names the end tokens {named}, which the tokenizer treats as text: "
-        "responses do not end there; if they should, make them added tokens of the tokenizer"
+        f"warning: the model's configuration lists the end tokens {named}, which the tokenizer treats as text: "
+        "responses do not end there; if they should, register these as added tokens in the tokenizer"
     )
 
 

@@ -43,17 +43,17 @@ def plugins() -> Mapping[str, Plugin]:
         try:
             plugin = load()
         except Exception as problem:  # noqa: BLE001 - a foreign package may fail in any way
-            note(f"the plugin '{name}' is disabled: {place} does not load: {type(problem).__name__}: {problem}")
+            note(f"the plugin '{name}' is disabled: {place} cannot be loaded: {type(problem).__name__}: {problem}")
             continue
         if not isinstance(plugin, Plugin):
             note(f"the plugin '{name}' is disabled: {place} is {plugin!r}, not a Plugin")
         elif unknown := plugin.tables.keys() - TABLES:
             note(
-                f"the plugin '{name}' is disabled: it adds to {', '.join(sorted(unknown))}, and tables are "
+                f"the plugin '{name}' is disabled: it adds to {', '.join(sorted(unknown))}, but the tables are "
                 f"{', '.join(sorted(TABLES))}"
             )
         elif plugin.name in found:
-            raise ThreestepError(f"two plugins have the name '{plugin.name}', one of them of {place}; uninstall one")
+            raise ThreestepError(f"two plugins are named '{plugin.name}', one of them from {place}; uninstall one")
         else:
             found[plugin.name] = plugin
     found = _with_their_needs(found)
@@ -72,8 +72,8 @@ def added(table: str, known: Iterable[str]) -> dict[str, Any]:
         for name, entry in (plugin.commands if table == "commands" else plugin.tables.get(table, {})).items():
             if name in owners:
                 raise ThreestepError(
-                    f"the plugin '{plugin.name}' adds '{name}' to {table.replace('_', ' ')}, which {owners[name]} has; "
-                    "uninstall one"
+                    f"the plugin '{plugin.name}' adds '{name}' to {table.replace('_', ' ')}, but so does "
+                    f"{owners[name]}; uninstall one"
                 )
             owners[name], found[name] = f"the plugin '{plugin.name}'", entry
     return found
@@ -195,7 +195,7 @@ def missing_plugin(kind: str, name: str) -> str:
     plugin = owner_of(kind, name)
     if plugin is None:
         return f"no installed plugin adds '{name}' to {kind}"
-    return f"they need the plugin '{plugin}', which is not installed: {GROUP}.{plugin}"
+    return f"this needs the plugin '{plugin}', which is not installed: {GROUP}.{plugin}"
 
 
 def check_plugin(plugin: str, user: str) -> None:

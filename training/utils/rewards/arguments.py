@@ -49,7 +49,7 @@ class ScoringArguments:
     reward_deviations: float = flag(
         1.0, "With --reward_combine mean_minus_deviations: number of standard deviations.", "factor >= 0"
     )
-    reward_timeout: float = flag(300.0, "Time limit of a reward function per rollout.", "seconds > 0")
+    reward_timeout: float = flag(300.0, "Time limit for a reward function in each rollout.", "seconds > 0")
     reward_regex: str | None = flag(None, "With --reward regex: the pattern to search for in the response.", "pattern")
     reward_length_characters: int | None = flag(
         None, "With --reward length: the target length of a response.", "characters >= 1"
@@ -57,7 +57,7 @@ class ScoringArguments:
 
     reward_replay: str | None = flag(
         None,
-        "With --reward judge or http: output folder of an earlier run whose verdicts are replayed, without any "
+        "With --reward judge or http: the output folder of an earlier run whose verdicts are replayed without sending "
         "requests.",
         "folder",
         may_change=True,
@@ -97,7 +97,7 @@ class CheckerArguments:
 
     checker: str | None = flag(
         None,
-        "Rule that scores held-out responses, for evaluation only: one of --reward's, or your own as FILE.py:NAME.",
+        "Rule that scores held-out responses, for evaluation only: a rule of --reward, or your own as FILE.py:NAME.",
         "name",
         topic="evaluation",
     )

@@ -114,7 +114,7 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, *, l
     A rule is called with a whole batch. To find the sample, the rule is called with one sample after the other; the
     first that raises the same exception type is named.
     """
-    culprit = f"{len(batch)} samples at once, the first of them {batch.sample(0)}"
+    culprit = f"a batch of {len(batch)} samples, the first with {batch.sample(0)}"
     for index in range(len(batch) if look else 0):
         try:
             batch.only(index).call(rule)
@@ -233,14 +233,14 @@ class RunningRule:
         """Call the function in this thread, which must be the main one."""
         if not in_main_thread():
             raise ThreestepError(
-                f"reward function '{self.name}' limits time by signals (signal.signal), which only the main thread "
-                "has, and this run is in another; call the run from the main thread"
+                f"reward function '{self.name}' limits time with signals (signal.signal), which work only in the "
+                "main thread, but this run is in another; start the run from the main thread"
             )
         if id(self._rule) not in _with_alarms:
             _with_alarms[id(self._rule)] = self._rule
             log_on_main(
-                f"reward function '{self.name}' sets alarms (signal.signal): it is called in the main thread, after "
-                "the models' forwards; this batch's call was begun again"
+                f"reward function '{self.name}' sets alarms (signal.signal), so it is called in the main thread, after "
+                "the models' forwards; the call for this batch was restarted"
             )
         self._problem = None
         try:
@@ -260,7 +260,7 @@ class RunningRule:
     def _late(self, seconds: float) -> str:
         return (
             f"reward function '{self.name}' did not return within --reward_timeout {seconds:g} seconds "
-            f"for {len(self._batch)} samples, the first of them {self._batch.sample(0)}; give it more time or "
+            f"for {len(self._batch)} samples, the first with {self._batch.sample(0)}; allow more time, or use "
             "fewer samples per rollout"
         )
 

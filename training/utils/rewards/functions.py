@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 # What TRL 1.16 hands to functions besides, and what to write without it.
 _WITHOUT = {
-    "completion_ids": "take completions, and tokenize them",
-    "completions_ids": "take completions, and tokenize them",
-    "prompt_ids": "take prompts, or --return_columns raw_prompt_ids",
-    "trainer_state": "a callback (step, figures) follows the run",
+    "completion_ids": "use completions and tokenize them",
+    "completions_ids": "use completions and tokenize them",
+    "prompt_ids": "use prompts, or --return_columns raw_prompt_ids",
+    "trainer_state": "follow the run with a callback (step, figures)",
     "log_extra": "return (scores, {name: one number per response})",
     "log_metric": "return (scores, {name: one number per response})",
-    "environments": "--environment gives rewards itself",
+    "environments": "use --environment, which gives rewards itself",
 }
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -56,7 +56,7 @@ class CompletionsRule:
         for argument, remedy in _WITHOUT.items():
             if argument in self._needed:
                 raise ThreestepError(
-                    f"reward function '{name}' expects the argument {argument}, which only TRL has; {remedy}, and "
+                    f"reward function '{name}' expects the argument {argument}, which only TRL passes; {remedy}, and "
                     f"leave {argument} out or give it a default"
                 )
 
@@ -78,9 +78,9 @@ class CompletionsRule:
         lacking = sorted(self._needed - given.keys())
         if lacking:
             raise ThreestepError(
-                f"reward function '{self._name}' expects the columns {', '.join(lacking)}, and the rows have "
+                f"reward function '{self._name}' expects the columns {', '.join(lacking)}, but the rows have "
                 f"{', '.join(sorted(columns))}; a column that a format reads as the response or the reference is not "
-                "among them: name another for it, or take ground_truth"
+                "passed on: use another column, or ground_truth"
             )
         if not self._takes_all:
             given = {name: value for name, value in given.items() if name in self._names}
@@ -132,24 +132,24 @@ def check_columns(
         lacking = sorted(needed - known - {_TRUTH})
         if lacking:
             raise ThreestepError(
-                f"reward function '{name}' expects the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}, and the "
-                f"columns that rewards get are {shown}{nearest_names(lacking[0], columns)}; a column that is read as "
-                f"the prompt, the response or the reference is not among them: the last is {_TRUTH}"
+                f"reward function '{name}' expects the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}, but the "
+                f"columns passed to rewards are {shown}{nearest_names(lacking[0], columns)}; columns read as the "
+                f"prompt or the response are not passed, and the reference is passed as {_TRUTH}"
             )
         if _TRUTH in needed and all(row.reference is None for part in rows for row in part):
-            sentence = f"reward function '{name}' expects {_TRUTH}, and no row has one; " + (
-                "rewards get no columns; name the reference's, such as --reference_column answer"
+            sentence = f"reward function '{name}' expects {_TRUTH}, but no row has one; " + (
+                "no columns are passed to rewards: name the reference column, such as --reference_column answer"
                 if shown == "none"
-                else f"the columns that rewards get are {shown}: take one of these, or name the column of the "
-                "reference with --reference_column"
+                else f"the columns passed to rewards are {shown}: use one of these, or name the reference column "
+                "with --reference_column"
             )
             if isinstance(rule, CompletionsRule) or getattr(rule, "__module__", "").startswith(_OURS):
                 raise ThreestepError(sentence)
-            say(f"warning: {sentence}; it gets None")
+            say(f"warning: {sentence}; it receives None")
         else:
             unread = _unread_references(name, rule, rows)
             if unread is not None:
-                say(f"warning: {unread}; it gives their responses no score")
+                say(f"warning: {unread}; their responses get no score")
 
 
 def _unread_references(name: str, rule: Rule, rows: Sequence[Iterable[PromptRow]]) -> str | None:
@@ -165,11 +165,11 @@ def _unread_references(name: str, rule: Rule, rows: Sequence[Iterable[PromptRow]
     if first is None:
         return None
     sentence = (
-        f"reward function '{name}' finds no {what} in the reference of {unread:,} of {count:,} rows, the first of them "
+        f"reward function '{name}' finds no {what} in the reference of {unread:,} of {count:,} rows, the first in "
         f"row {first.row_id}: {first.reference!r:.80}"
     )
     if unread == count:
-        raise ThreestepError(f"{sentence}; name the column that has it with --reference_column")
+        raise ThreestepError(f"{sentence}; name the reference column with --reference_column")
     return sentence
 
 

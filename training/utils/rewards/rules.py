@@ -131,7 +131,7 @@ def format_reward(prompts: Sequence[str], responses: Sequence[str], **columns: S
 def regex_rule(pattern: str | None) -> Rule:
     """Return the rule that gives 1.0 if Python's `re.search` finds `pattern` in the response, else 0.0."""
     if pattern is None:
-        raise ThreestepError("the reward 'regex' expects --reward_regex, got none; give a pattern")
+        raise ThreestepError("the reward 'regex' needs a pattern; set --reward_regex")
     searched = re.compile(pattern)
 
     def regex_reward(prompts: Sequence[str], responses: Sequence[str], **columns: Sequence[Any]) -> list[float]:
@@ -149,9 +149,7 @@ def length_rule(target_characters: int | None) -> Rule:
     `--overlong_buffer_tokens`, `--missing_eos_penalty`.
     """
     if target_characters is None:
-        raise ThreestepError(
-            "the reward 'length' expects a target as --reward_length_characters, got none; give a number"
-        )
+        raise ThreestepError("the reward 'length' needs a target; set --reward_length_characters")
     target = target_characters
 
     def length_reward(prompts: Sequence[str], responses: Sequence[str], **columns: Sequence[Any]) -> list[float]:

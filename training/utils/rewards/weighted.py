@@ -91,7 +91,7 @@ def check_comparisons(named: Sequence[Reward], drawn: Mapping[str, int], mistake
             mistakes.require(
                 count > 1,
                 f"--reward {reward.name} compares the responses to a prompt with each other, but {flag} gives one; "
-                "draw several, or let the judge compare with the row's reference (against: ground_truth in its file)",
+                "use several, or let the judge compare with the row's reference (against: ground_truth in its file)",
             )
 
 
@@ -115,12 +115,12 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
                 continue
         mistakes.require(
             acts or address != ENVIRONMENT,
-            "--reward environment needs the rewards of an environment, but there is none; give --environment, in step "
-            "3, or leave it out",
+            "--reward environment needs an environment, but there is none; set --environment (step 3 only), or leave "
+            "this reward out",
         )
         mistakes.require(
             all(name != other.name for other in rewards),
-            f"--reward expects each reward once and functions of different names, got '{name}' twice in "
+            f"--reward expects each reward once and functions with different names, got '{name}' twice in "
             f"'{flags.reward}'",
         )
         rewards.append(Reward(name, weight, rule))

@@ -94,8 +94,8 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
     for name, zeros in history.zeros.items():
         if zeros >= ZERO_STEPS or (at_end and zeros):
             sentences[f"{name} zero"] = (
-                f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; check the learning rate of the "
-                "steps before, what is frozen, and whether the rewards or pairs differ"
+                f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; check the learning rate of "
+                "earlier steps, which weights are frozen, and whether the rewards or pairs differ"
             )
     for name, skipped in history.infinite.items():
         if at_end and skipped >= ZERO_STEPS:  # earlier, each step is logged, and too many end the run (`bad_steps`)
@@ -107,8 +107,8 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
         first, last = statistics.median(history.first_norms[name]), statistics.median(norms)
         if len(norms) == WINDOW and last > GROWN * first > 0:
             sentences[f"{name} grown"] = (
-                f"{name} is {last:.3g}, the median of {WINDOW} steps, and was {first:.3g} at the beginning: it keeps "
-                "growing; lower the learning rate, or warm it up for longer"
+                f"{name} has a median of {last:.3g} over {WINDOW} steps, up from {first:.3g} at the beginning: it "
+                "keeps growing; lower the learning rate, or warm it up for longer"
             )
     return sentences
 
@@ -127,13 +127,13 @@ def _of_loss(history: History, uniform: Uniform | None, at_end: bool) -> dict[st
     known = trained if known is None else known
     if known is None or not known >= most:
         return {}
-    about = f"{known:.4g} nats, and {uniform.nats:.4g} is that of a model to which {uniform.choices} are equally likely"
+    about = f"{known:.4g} nats (a model that finds {uniform.choices} equally likely has {uniform.nats:.4g})"
     learned = LEARNED_SHARE * uniform.nats
     if trained is not None and trained < learned:  # the model overfits, which is no divergence
         return {}
     if history.lowest < learned:
         return {
-            "loss": f"{uniform.figure} has risen to {about}; it was {history.lowest:.4g}: the run has diverged; lower "
+            "loss": f"{uniform.figure} has risen to {about} from {history.lowest:.4g}: the run has diverged; lower "
             "the learning rate, or warm it up for longer"
         }
     if not at_end or (uniform.begins_there and known < uniform.nats / LEARNED_SHARE):

@@ -1,12 +1,12 @@
-"""Starts a step: a plain process, or DeepSpeed's launcher for several ranks.
+"""Start a step as a plain process, or with DeepSpeed's launcher for several ranks.
 
     python -m training.utils.run.launch training.step1_sft.main --config run.yaml
 
-is what scripts/step1_sft.sh calls. With a hostfile in THREESTEP_HOSTFILE, DeepSpeed's launcher starts the ranks that
-it lists, over ssh. Otherwise the number of ranks is THREESTEP_RANKS, or else the caller's number, or else one for each
-visible GPU, or one without GPUs. A single rank needs no launcher, nor does a process that is already a rank.
+is what scripts/step1_sft.sh runs. With a hostfile in THREESTEP_HOSTFILE, DeepSpeed's launcher starts the ranks listed
+there over ssh. Otherwise the number of ranks is THREESTEP_RANKS, else the caller's number, else one per visible GPU,
+or one without GPUs. Neither a single rank nor a process that is already a rank needs the launcher.
 
-Knows nothing of the steps, and imports neither torch nor deepspeed: the launcher is a program that it calls.
+This module does not depend on the steps and imports neither torch nor deepspeed: it runs the launcher as a program.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def choose_ranks(wanted: int | None, environment: Mapping[str, str], gpus: int) 
     if 0 < gpus < ranks:
         raise ThreestepError(
             f"{origin} asks for {ranks} ranks, but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible: each"
-            f" needs its own, so set {RANKS_VARIABLE}={gpus}, or CUDA_VISIBLE_DEVICES= (empty) for the CPU"
+            f" rank needs its own, so set {RANKS_VARIABLE}={gpus}, or CUDA_VISIBLE_DEVICES= (empty) for the CPU"
         )
     return ranks
 
@@ -102,12 +102,12 @@ def hostfile_command(module: str, arguments: Sequence[str], environment: Mapping
     path = Path(environment[HOSTFILE_VARIABLE]).expanduser()
     if not path.is_file():
         raise ThreestepError(
-            f"{HOSTFILE_VARIABLE} expects a file of lines `HOST slots=RANKS`, got '{path}', which does not exist"
+            f"{HOSTFILE_VARIABLE} expects a file with lines `HOST slots=RANKS`, got '{path}', which does not exist"
         )
     if environment.get(RANKS_VARIABLE, "").strip():
         raise ThreestepError(
-            f"{HOSTFILE_VARIABLE} and {RANKS_VARIABLE} are both set, and the hostfile's slots say how many ranks a host"
-            f" has: unset {RANKS_VARIABLE}"
+            f"{HOSTFILE_VARIABLE} and {RANKS_VARIABLE} are both set, but the hostfile's slots set the number of ranks"
+            f" per host: unset {RANKS_VARIABLE}"
         )
     flags = ["--hostfile", str(path.resolve()), "--no_local_rank"]
     for flag, variable in (("--master_addr", "MASTER_ADDR"), ("--master_port", "MASTER_PORT")):
@@ -171,7 +171,7 @@ def as_variables(
             value = words.pop(0) if words and not words[0].startswith("--") else ""
         known = variables.get(RANKS_VARIABLE, "").strip()
         if not value:
-            raise ThreestepError(f"{flag} expects a value after it, got none")
+            raise ThreestepError(f"{flag} needs a value")
         if known not in ("", value):
             raise ThreestepError(f"{flag} {value} and {RANKS_VARIABLE}={known} contradict each other; leave one out")
         variables[RANKS_VARIABLE] = value
@@ -310,7 +310,7 @@ def _deepspeed_program() -> str:
     program = str(beside_python) if beside_python.exists() else shutil.which("deepspeed")
     if program is None:
         raise ThreestepError(
-            f"several ranks need the program `deepspeed`, found neither next to {sys.executable} nor on PATH:"
+            f"several ranks need the program `deepspeed`, which is neither next to {sys.executable} nor on PATH:"
             " install the package (pip install -c constraints.txt -e .)"
         )
     return program

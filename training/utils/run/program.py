@@ -119,7 +119,7 @@ def _check_readable(words: Sequence[str]) -> None:
     for word in words:
         if any("\udc80" <= sign <= "\udcff" for sign in word):  # as Python marks such bytes (PEP 383)
             raise ThreestepError(
-                f"{ascii(word)} is not in the encoding of this locale ({sys.getfilesystemencoding()}); set "
+                f"{ascii(word)} cannot be encoded in this locale ({sys.getfilesystemencoding()}); set "
                 "LC_ALL=C.UTF-8 or PYTHONUTF8=1, or rename the file"
             )
 
@@ -169,8 +169,8 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
         why = "waited for another rank, which hangs or is far slower, until --rank_timeout expired"
     else:
         why = (
-            "lost another rank, which ended without an error message: killed from outside, or by the system for lack "
-            "of memory"
+            "lost another rank, which ended without an error message; it was killed from outside, or by the system "
+            "for lack of memory"
         )
     _exit_with(f"rank {rank} {why} ({line}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
 

@@ -27,16 +27,16 @@ class RunArguments:
     topic: ClassVar[str] = "run"
 
     output_dir: str = flag(
-        DEFAULT_OUTPUT_DIR, "Folder of the run, its checkpoints and its trained model.", "folder", may_change=True
+        DEFAULT_OUTPUT_DIR, "Folder for the run, its checkpoints and its trained model.", "folder", may_change=True
     )
     run_name: str | None = flag(
         None,
-        "The run's name in its trackers and reports; without --output_dir its folder is runs/NAME.",
+        "The run's name in trackers and reports; without --output_dir, its folder is runs/NAME.",
         "name",
         may_change=True,
     )
     seed: int = flag(
-        1234, "Seed of the split, the order of rows, dropout and sampling; use the same in all steps.", "seed >= 0"
+        1234, "Seed for the split, the order of rows, dropout and sampling; use the same one in all steps.", "seed >= 0"
     )
     shuffle: bool = flag(
         True,
@@ -44,7 +44,7 @@ class RunArguments:
         topic="split",
     )
     deterministic: bool = flag(
-        False, "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag."
+        False, "On CUDA, use slower operations that always give the same bits (docs/resume.md); not needed on a CPU."
     )
     num_ranks: int | None = flag(
         None,
@@ -62,17 +62,17 @@ class RunArguments:
         """Collect mistakes in these settings."""
         mistakes.require(
             self.run_name is None or self.output_dir != DEFAULT_OUTPUT_DIR or _is_plain(self.run_name),
-            f"--run_name expects a name that a folder can have, got '{self.run_name}'; give another, or --output_dir",
+            f"--run_name expects a valid folder name, got '{self.run_name}'; choose another, or set --output_dir",
         )
 
     def validate_beside(self, settings: Mapping[str, Any], mistakes: Mistakes) -> None:
         """Note --num_ranks where nothing reads it. settings: of all groups, by the flags' names."""
         instead = added("in_place_of_run", ())
-        also = "".join(f", and here {each.ranks} --{name}, which is not set" for name, each in instead.items())
+        also = "".join(f", or that --{name} {each.ranks}" for name, each in instead.items())
         mistakes.require(
             self.num_ranks is None or in_place_of_run(settings) is not None,
-            f"--num_ranks {self.num_ranks} starts ranks behind `threestep` and scripts/*.sh{also}; start it by one of "
-            "these, or by a launcher, which sets the ranks",
+            f"--num_ranks {self.num_ranks} is the number of ranks that `threestep` and scripts/*.sh start{also}; use "
+            "one of these, or a launcher that sets the ranks",
         )
 
 
@@ -97,7 +97,7 @@ class FaultArguments:
     )
     rank_timeout: float = flag(
         RANK_TIMEOUT_SECONDS,
-        "Time a rank waits for other ranks before the run ends with an error. This catches ranks that hang; a rank "
+        "How long a rank waits for other ranks before the run ends with an error. This catches ranks that hang; a rank "
         "that dies is noticed at once.",
         "0 < seconds < 1e+08",
     )

@@ -114,7 +114,7 @@ class RunFolder:
             replace_file(self.path / SAMPLE_MEDIA / name, content)
         except OSError as problem:
             if not self._lost_media:
-                log(f"warning: a {kind} of samples cannot be written ({in_words(problem)}); training continues")
+                log(f"warning: a sample's {kind} cannot be written ({in_words(problem)}); training continues")
             self._lost_media[kind] += 1
 
     def settle(self) -> None:
@@ -182,7 +182,7 @@ class RunLog:
         if lost:
             log(f"warning: {lost:,} lines of {self.path} are lost ({_reason(self._refused)})")
         elif self._refused is not None:
-            log(f"{self.path} is complete: the lines that could not be written before are there")
+            log(f"{self.path} is complete: the lines that could not be written earlier have been added")
         self._refused, self._given_up = None, 0
 
     def _try_to_write(self) -> None:
@@ -235,7 +235,7 @@ def make_output_dir(output_dir: str | Path, also: Sequence[str] = ()) -> None:
     folder = Path(output_dir)
     if os.path.lexists(folder) and not folder.is_dir():
         raise ThreestepError(
-            f"--output_dir expects a folder, got {folder}, which is {_kind(folder)}; remove it, or name another"
+            f"--output_dir expects a folder, got {folder}, which is {_kind(folder)}; remove it, or choose another"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -258,14 +258,14 @@ def check_place(name: str, place: str | Path, is_folder: bool = False) -> None:
     path = Path(place)
     if path.exists() and path.is_dir() != is_folder:
         expected = "a folder" if is_folder else "a file"
-        raise ThreestepError(f"{name} expects {expected}, got '{path}', which is {_kind(path)}; name another")
+        raise ThreestepError(f"{name} expects {expected}, got '{path}', which is {_kind(path)}; choose another")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         refused = None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
     except OSError as problem:
         refused = "a file is in the way" if isinstance(problem, FileExistsError) else problem.strerror
     if refused:
-        raise ThreestepError(f"{name} '{path}' cannot be written: {path.parent}: {refused}; name another place")
+        raise ThreestepError(f"{name} '{path}' cannot be written: {path.parent}: {refused}; choose another place")
 
 
 def _unfit(folder: Path, also: Sequence[str]) -> Iterator[str]:
@@ -277,28 +277,28 @@ def _unfit(folder: Path, also: Sequence[str]) -> Iterator[str]:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             yield _instead(path, "a folder")
         elif path.exists() and not os.access(path, os.W_OK | os.X_OK):
-            yield f"--output_dir: {path} cannot be written to (Permission denied); change that, or name another folder"
+            yield f"--output_dir: {path} cannot be written to (Permission denied); change it, or choose another folder"
     for path in (folder / name for name in files):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             yield _instead(path, "a file")
         elif path.name in log_names() and path.exists() and not os.access(path, os.W_OK):
-            yield f"--output_dir: {path} cannot be written to (Permission denied); change that, or name another folder"
+            yield f"--output_dir: {path} cannot be written to (Permission denied); change it, or choose another folder"
     for path in (folder / name for name in _REPLACED_FOLDERS):
         if os.path.ismount(path):
             yield (
-                f"--output_dir: {path} is a mounted file system, but a run replaces its model by a rename; mount it at "
-                f"{folder}, or name another folder"
+                f"--output_dir: {path} is a mounted file system, but a run replaces its model by renaming; mount it at "
+                f"{folder}, or choose another folder"
             )
 
 
 def _instead(path: Path, expected: str) -> str:
     return (
-        f"--output_dir expects {expected} of the run's own at {path}, or nothing, got {_kind(path)}; remove it, or "
-        "name another folder"
+        f"--output_dir expects {expected} of this run at {path}, or nothing, but found {_kind(path)}; remove it, or "
+        "choose another folder"
     )
 
 
 def _kind(path: Path) -> str:
     if path.is_symlink():
-        return f"a link to {os.readlink(path)}{'' if path.exists() else ', which is not there'}"
-    return "a folder" if path.is_dir() else "a file" if path.is_file() else "neither file nor folder"
+        return f"a link to {os.readlink(path)}{'' if path.exists() else ', which does not exist'}"
+    return "a folder" if path.is_dir() else "a file" if path.is_file() else "neither a file nor a folder"

@@ -50,12 +50,12 @@ class LogArguments:
     report_samples: int = flag(
         8,
         "Samples per evaluation. Steps 1 and 2: held-out rows, chosen by the seed, for samples.jsonl and trackers; 0 "
-        "writes none. Step 3: prompts whose samples trackers get; samples.jsonl has all.",
+        "writes none. Step 3: prompts whose samples go to trackers; samples.jsonl has all of them.",
         "samples >= 0",
     )
     logging_seconds: float = flag(
         60.0,
-        "Minimum time between lines of progress if the output is not a terminal; 0: a line every step. metrics.jsonl "
+        "Minimum time between progress lines if the output is not a terminal; 0: a line at every step. metrics.jsonl "
         "has every step.",
         "seconds >= 0",
     )
@@ -97,9 +97,9 @@ def tracker_class(given: str) -> type[Tracker]:
     found = load_named(given, FLAG)
     if not (isinstance(found, type) and issubclass(found, Tracker)):
         base = f"{Tracker.__module__}.Tracker"
-        raise ThreestepError(f"{FLAG} expects '{given}' to be a subclass of {base}, got {found!r}; build it on that")
+        raise ThreestepError(f"{FLAG} expects '{given}' to be a subclass of {base}, got {found!r}; derive it from that")
     if missing := sorted(found.__abstractmethods__):
-        raise ThreestepError(f"{FLAG} expects '{given}' to define {', '.join(missing)}, got none; add it")
+        raise ThreestepError(f"{FLAG} expects '{given}' to define {', '.join(missing)}; add what is missing")
     check_signature(found, FLAG, given, ("run",))
     return found
 
@@ -119,8 +119,8 @@ def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any
             made.append(tracker_class(name)(TrackedRun(folder, settings, most, done_steps, known.get(name))))
         except Exception as problem:  # (each package has its exceptions)
             raise ThreestepError(
-                f"{FLAG} {name}: it cannot be opened ({type(problem).__name__}: "
-                f"{' '.join(str(problem).split())}); set it up as its documentation says, or leave it out"
+                f"{FLAG} {name}: the tracker cannot be opened ({type(problem).__name__}: "
+                f"{' '.join(str(problem).split())}); set it up as its documentation describes, or leave it out"
             ) from problem
         if made[-1].known_as is not None:
             known[name] = made[-1].known_as

@@ -113,8 +113,8 @@ def left_out(model: PreTrainedModel) -> list[str]:
     that does is not there."""
     losses = missing("model_losses")
     return [
-        f"warning: {type(model).__name__}: its configuration weighs a loss of its own by {name} {value:g}, which is "
-        f"left out: the plugin '{losses[name]}' is not installed"
+        f"warning: {type(model).__name__}: its configuration adds a loss with {name} {value:g}, which is left "
+        f"out because the plugin '{losses[name]}' is not installed"
         for name, value in (_fields(model.config.to_dict()) if losses else ())
         if name in losses and value
     ]

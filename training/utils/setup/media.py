@@ -51,7 +51,9 @@ def media_kind() -> MediaKind:
     if not places:
         raise ThreestepError(f"{MEDIA_COLUMN}: {missing_plugin(_TABLE, MEDIA_COLUMN)}")
     if len(places) > 1:
-        raise ThreestepError(f"several plugins read media ({', '.join(places)}), and a program has one; uninstall one")
+        raise ThreestepError(
+            f"several plugins read media ({', '.join(places)}), but a program can have only one; uninstall the others"
+        )
     [place] = places.values()
     kind: MediaKind = named_object(place)()
     return kind

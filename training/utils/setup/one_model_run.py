@@ -148,7 +148,7 @@ def _with_forwards(step: CheckedStep, run: OpenedRun) -> tuple[OneModelFlags, li
     device = PlannedDevice(run.ranks.device.type == "cuda", least_free_bytes(run.ranks))
     choice = chosen_by_plugin(name, step, device)
     if choice is None:
-        choice = AutoChoice(name, SEQUENCES_OF_A_FORWARD, "the default; nothing here counts the memory of a forward")
+        choice = AutoChoice(name, SEQUENCES_OF_A_FORWARD, "the default; no plugin estimates a forward's memory")
     return flags.with_forwards_of(choice.value), [choice]
 
 
@@ -164,7 +164,7 @@ def _share_beginnings(
     """Return what --share_beginnings auto stands for, by the rows of the run's first steps. rows: those to train on.
     may: whether the model computes rows that share their beginnings. A collective."""
     name, plan = "share_beginnings", replace(loop.train_plan, least_shared_tokens=_LEAST_SHARED_TOKENS)
-    refused = AutoChoice(name, 0, "the model would compute something else, or has dropout")
+    refused = AutoChoice(name, 0, "the model would compute different outputs, or has dropout")
     if not plan.packed:
         return AutoChoice(name, 0, "rows are padded")
     if (begun := run.plan.began_with(name)) is not None:
@@ -230,8 +230,8 @@ def _tokenizer(
     tokenizer, added_pad = load_padding_tokenizer(path, model.pad_token, trust)
     if added_pad:
         log_on_main(
-            f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
-            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (choose another with --pad_token)"
+            f"the tokenizer of '{path}' has no pad token, so {tokenizer.pad_token} was added as token "
+            f"{tokenizer.pad_token_id:,} and to the model's embeddings (choose another with --pad_token)"
         )
     added = add_tokens(tokenizer, flags.data.tokens_in_need)
     style = adopt_style(tokenizer, chat, began_with)
@@ -286,7 +286,7 @@ def loop_settings(
     on_cpu = ranks.device.type == "cpu"
     keeps_small = flags.guests.keep_forwards_small(model, on_cpu, ranks.sharing.size)
     if engine.share_beginnings and not packed:
-        log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
+        log("--share_beginnings does nothing with padded rows, which have one sequence each", ranks.is_main)
 
     assert engine.per_device_train_batch_size is not None, "chosen as the run was opened"
 

@@ -240,8 +240,8 @@ def with_head_chunk(plan: CheckpointPlan, path: str, ranks: Ranks) -> Checkpoint
         vocabulary = load_config(path, settings["trust_remote_code"]).get_text_config().vocab_size
         chunk_mb = chunk_mb_for(least_free_bytes(ranks), vocabulary, DTYPES[settings["dtype"]])
         log(
-            f"the output layer computes {chunk_mb} MiB of logits at a time, {chunk_mb * 2**18 // vocabulary:,} tokens: "
-            f"chosen by free memory; --head_chunk_mb {chunk_mb} gives the same bits elsewhere",
+            f"the output layer computes {chunk_mb} MiB of logits at a time ({chunk_mb * 2**18 // vocabulary:,} tokens),"
+            f" chosen by free memory; --head_chunk_mb {chunk_mb} gives the same bits on other machines",
             ranks.is_main,
         )
     return plan.decided({"head_chunk_mb": chunk_mb})

@@ -80,7 +80,7 @@ class FinalModels:
         if self.elsewhere:
             moves = "; ".join(f"mv {place} {self.output_dir / name}" for name, place in self.elsewhere.items())
             raise ThreestepError(
-                f"the run is trained, but {' and '.join(self.elsewhere)} could not be written to {self.output_dir}: "
+                f"training is complete, but {' and '.join(self.elsewhere)} could not be written to {self.output_dir}: "
                 f"free space there, then {moves}"
             )
 
@@ -130,8 +130,8 @@ def _save_and_load(
         shutil.rmtree(scratch, ignore_errors=True)
     if difference is not None:
         raise ThreestepError(
-            f"'{where}': a model trained from it would not be loaded as it was trained: {difference}; save its folder "
-            "again with the installed transformers, and start from that"
+            f"'{where}': a model trained from it would change when it is loaded: {difference}; save its folder again "
+            "with the installed transformers, and start from that"
         )
 
 
@@ -151,12 +151,12 @@ def _difference(
         GenerationConfig.from_pretrained(scratch)
     theirs = AutoTokenizer.from_pretrained(scratch, **trust)
     if theirs.get_vocab() != ours.get_vocab():
-        return f"its tokenizer has {len(theirs)} tokens, not {len(ours)}, or other numbers for some"
+        return f"its tokenizer has {len(theirs)} tokens, not {len(ours)}, or other ids for some"
     for name in ("eos_token_id", "pad_token_id"):
         if getattr(theirs, name) != getattr(ours, name):
             return f"its tokenizer has the {name} {getattr(theirs, name)}, not {getattr(ours, name)}"
     if text_ids(theirs) != text_ids(ours) or theirs(PROBES[0])["input_ids"] != ours(PROBES[0])["input_ids"]:
-        return "its tokenizer cuts a text into other tokens"
+        return "its tokenizer splits a text into different tokens"
     if theirs.chat_template != ours.chat_template:
-        return "its tokenizer has another chat template"
+        return "its tokenizer has a different chat template"
     return None

@@ -41,10 +41,10 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
     if steps == 0:
         dealt = ranks_in_words(ranks.world_size, ranks.sharing.size)
         raise ThreestepError(
-            f"an optimizer step takes {sequences} sequences (--per_device_train_batch_size "
+            f"an optimizer step needs {sequences} sequences (--per_device_train_batch_size "
             f"{engine.per_device_train_batch_size} x {dealt} x --gradient_accumulation_steps "
-            f"{engine.gradient_accumulation_steps}), but {engine.num_train_epochs:g} epochs of {rows} training rows do "
-            "not fill one; lower the batch or add rows or epochs"
+            f"{engine.gradient_accumulation_steps}), but {engine.num_train_epochs:g} epochs of {rows} training rows "
+            "are too few; lower the batch size, or add rows or epochs"
         )
     if engine.max_train_steps is not None:
         steps = min(steps, engine.max_train_steps)
@@ -140,7 +140,10 @@ def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
     with ranks.backend.held():
         peak = peak_of_all_ranks(model.dtype, ranks.device)
     dtype = str(model.dtype).removeprefix("torch.")
-    log(f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share reached", ranks.is_main)
+    log(
+        f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of this rate",
+        ranks.is_main,
+    )
     return ComputeMeter(model_shape(model), peak)
 
 

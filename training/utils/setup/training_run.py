@@ -218,7 +218,7 @@ class TrainingLoop:
         second is called if there are evaluation rows."""
         before, after = self.before, self.after
         summary = {**figures(before, after), "seconds": self._run.metrics.seconds}
-        said = "trained, without evaluation rows" if after is None else sentence(before, after)
+        said = "trained without evaluation rows" if after is None else sentence(before, after)
         return TrainingResult(before, after, summary, said, self._divergence.closing())
 
     def steps(self, prepare: Callable[[Sequence[int]], Prepared]) -> Iterator[NextStep[Prepared]]:

@@ -109,8 +109,8 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
     flags = ppo_flags(**paths, max_prompt_seq_len=60, max_answer_seq_len=5)
     with pytest.raises(
         ThreestepError,
-        match="--max_prompt_seq_len and --max_answer_seq_len together allow sequences of 65 tokens, but the model "
-        f"'{tmp_path / short}' has 64 positions",
+        match="sequences may have 65 tokens .--max_prompt_seq_len and --max_answer_seq_len together., but the model "
+        f"'{tmp_path / short}' has only 64 positions",
     ):
         check_models(flags, with_critic=True)
     if short == "critic":

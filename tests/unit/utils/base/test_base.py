@@ -177,7 +177,10 @@ def test_a_thread_of_a_function_is_warned_of_once(capsys, monkeypatch):
             in_thread(lambda: asks(signal.SIGALRM))
     assert not noted.any
     assert (
-        capsys.readouterr().err.count("warning: a time limit by signals (signal.signal) was refused in the thread") == 1
+        capsys.readouterr().err.count(
+            "warning: a time limit that uses signals (signal.signal) was refused in the thread"
+        )
+        == 1
     )
 
 
@@ -248,7 +251,7 @@ def test_what_is_no_file_is_refused_and_only_what_is_not_there_is_nothing(tmp_pa
                 read(tmp_path / name)
     assert text_if_there(tmp_path / "gone") is None
     (tmp_path / "bytes").write_bytes(b"ab\xff")
-    with pytest.raises(ThreestepError, match="expects UTF-8 text, but byte 2 is invalid"):
+    with pytest.raises(ThreestepError, match="is not UTF-8 text: byte 2 is invalid"):
         read_text(tmp_path / "bytes")
 
 

@@ -113,8 +113,7 @@ def test_a_name_that_the_locale_cannot_read_is_refused():
     words = [sys.executable, "-c", program, "zeilen_\u00e4.jsonl".encode()]
     done = subprocess.run(words, capture_output=True, env=environment, check=False, text=True)
     assert (
-        done.returncode == 2
-        and "error: 'zeilen_\\udcc3\\udca4.jsonl' is not in the encoding of this locale" in done.stderr
+        done.returncode == 2 and "error: 'zeilen_\\udcc3\\udca4.jsonl' cannot be encoded in this locale" in done.stderr
     )
 
 

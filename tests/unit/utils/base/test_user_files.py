@@ -30,7 +30,7 @@ def own_file(tmp_path):
     return path
 
 
-FORM = "^--checker expects FILE.py:NAME, a Python file and a name in it, got"
+FORM = "^--checker expects FILE.py:NAME, a Python file and a name defined in it, got"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ FORM = "^--checker expects FILE.py:NAME, a Python file and a name in it, got"
         *((each, FORM) for each in ("{}", "{}:", "own.txt:reward", "{}:a-b", "reward", "gsm8k:1.0")),
         ("none.py:reward", "^--checker expects an existing file, got 'none.py'$"),
         ("{}:rewad", "^--checker: '.*own.py' has no 'rewad'; did you mean 'reward'?"),
-        ("{}:COUNT", "^--checker expects a function, got '.*own.py:COUNT', which is list$"),
+        ("{}:COUNT", "^--checker expects a function, got '.*own.py:COUNT', which is of type list$"),
         ("{}/../broken.py:reward", "^--checker: '.*broken.py' does not load: ModuleNotFoundError: No module"),
     ],
 )

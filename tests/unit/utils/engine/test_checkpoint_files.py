@@ -117,7 +117,9 @@ def test_what_was_read_does_not_depend_on_its_file(tmp_path):
 
 
 def test_a_class_that_nobody_knows_is_not_written(tmp_path):
-    with pytest.raises(ThreestepError, match=r"numbers and texts, and DeepSpeed's state has a pathlib.*; use the ver"):
+    with pytest.raises(
+        ThreestepError, match=r"numbers and strings, but DeepSpeed's state has a pathlib.*; use the Deep"
+    ):
         write_state({"a": [Path("b")]}, tmp_path / "a")
     with pytest.raises(ThreestepError, match=r"DeepSpeed's state has a torch.Tensor; use"):
         write_state({"a": torch.ones(2).to_sparse()}, tmp_path / "a")
@@ -127,9 +129,9 @@ def test_a_class_that_nobody_knows_is_not_written(tmp_path):
 def test_a_pickle_is_refused(tmp_path, zipped):
     torch.save({"module": Marker(tmp_path / "ran")}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     for read in (read_state, plain_checkpoint_engine().load):
-        with pytest.raises(ThreestepError, match="a.pt is not a state that Threestep wrote"):
+        with pytest.raises(ThreestepError, match="a.pt is not a state written by Threestep"):
             read(tmp_path / "a.pt")
-    with plain_torch_files(), pytest.raises(ThreestepError, match="a.pt is not a state that Threestep wrote"):
+    with plain_torch_files(), pytest.raises(ThreestepError, match="a.pt is not a state written by Threestep"):
         torch.load(tmp_path / "a.pt", weights_only=False)
     assert not (tmp_path / "ran").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)  # as DeepSpeed would
@@ -160,7 +162,7 @@ def test_other_files_are_refused(tmp_path, state):
         path.write_bytes(path.read_bytes()[:state])
     else:
         save_file({"0": torch.ones(1)}, path, {} if state is None else {"state": state})
-    with pytest.raises(ThreestepError, match="a.safetensors is not a state that Threestep wrote"):
+    with pytest.raises(ThreestepError, match="a.safetensors is not a state written by Threestep"):
         read_state(path)
 
 

@@ -173,7 +173,9 @@ def test_an_optimizer_of_a_plugin_gets_the_groups_and_the_settings(monkeypatch, 
     groups = [(group["lr"], group["momentum"], group["weight_decay"]) for group in made.param_groups]
     assert groups == [(0.5, 0.8, 0.1), (0.5, 0.8, 0.0)]
     monkeypatch.setitem(OPTIMIZERS, "plain", OptimizerEntry(f"{__name__}:nothing"))
-    with pytest.raises(ThreestepError, match=f"--optimizer plain expects .* from {__name__}:nothing, got a NoneType"):
+    with pytest.raises(
+        ThreestepError, match=f"--optimizer plain: {__name__}:nothing must return .* returned a NoneType"
+    ):
         make_optimizer(torch.nn.Linear(2, 2), settings)
 
 
@@ -193,15 +195,15 @@ def test_bad_steps_are_told_with_their_rows_and_the_last_ends_the_run(tmp_path: 
     counter.check(4, {"train/loss": NAN, "train/skipped": 1.0}, BATCH)
     assert capsys.readouterr().out == (
         "warning: step 4 was skipped: its loss or gradient is not finite (train/loss nan, train/skipped 1); the row "
-        f"ids of its batch are in {tmp_path}/bad_steps.jsonl; 1 of --max_bad_steps 2\n"
+        f"ids of its batch are in {tmp_path}/bad_steps.jsonl; 1 of at most 2 (--max_bad_steps)\n"
     )
     counter.check(5, {"train/loss": 1.0, "train/skipped": 0.0}, BATCH)
     with pytest.raises(ThreestepError) as error:
         counter.check(6, {"train/loss": 1.0, "train/skipped": 1.0}, BATCH[:1])
     assert str(error.value) == (
-        "2 optimizer steps had a loss or gradient that is not finite, which is the limit of --max_bad_steps 2; the "
-        f"last was step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; they changed "
-        "no weights: check those rows, lower the learning rate, or train with --dtype fp32"
+        "2 optimizer steps had a loss or gradient that is not finite, the limit set by --max_bad_steps 2; the "
+        f"last was step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; they left "
+        "the weights unchanged: check those rows, lower the learning rate, or train with --dtype fp32"
     )
     lines = [json.loads(line) for line in (tmp_path / "bad_steps.jsonl").read_text().splitlines()]
     assert lines == [

@@ -31,7 +31,7 @@ def test_positions_by_the_configuration_alone(tmp_path):
         check_positions(ModelSettings(str(folder)), 128, "--max_seq_len")
         with pytest.raises(
             ThreestepError,
-            match=f"--max_seq_len allow sequences of 129 tokens, but the model '{folder}' has 128 positions; lower",
+            match=f"sequences may have 129 tokens .--max_seq_len., but the model '{folder}' has only 128 positions",
         ):
             check_positions(ModelSettings(str(folder)), 129, "--max_seq_len")
 
@@ -78,7 +78,7 @@ def test_a_value_that_transformers_does_not_read(tmp_path, entries, words):
         load_config(folder)
     folder = config_with(tmp_path / "generates")
     Path(folder, "generation_config.json").write_text('{"watermarking_config": 3}')
-    with pytest.raises(ThreestepError, match=r"no settings of generation \(generation_config.json\) could be loaded"):
+    with pytest.raises(ThreestepError, match=r"no generation settings \(generation_config.json\) could be loaded"):
         check_trains(ModelSettings(folder), generates=True)
     check_trains(ModelSettings(folder), generates=False)
     with pytest.raises(MemoryError), errors_explained("model", "FOLDER", Exception):
@@ -90,9 +90,11 @@ def test_lengths_at_which_one_sequence_changes_another_are_refused(tmp_path):
     shape = {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 512}
     LlamaConfig(**shape, rope_parameters={**rope, "original_max_position_embeddings": 32}).save_pretrained(tmp_path)
     check_positions(ModelSettings(str(tmp_path)), 32, "--max_seq_len")
-    with pytest.raises(ThreestepError, match=r"--max_seq_len allow sequences of 33 tokens, and .* \(longrope\) .* to"):
+    with pytest.raises(
+        ThreestepError, match=r"sequences may have 33 tokens .--max_seq_len., but .* \(longrope\) .* to"
+    ):
         check_positions(ModelSettings(str(tmp_path)), 33, "--max_seq_len")
-    with pytest.raises(ThreestepError, match=r"sequences of 513 tokens, but the model .* has 512 positions"):
+    with pytest.raises(ThreestepError, match=r"sequences may have 513 tokens .* the model .* has only 512 positions"):
         check_positions(ModelSettings(str(tmp_path)), 513, "--max_seq_len")
 
 
@@ -112,12 +114,14 @@ def test_it_comes_back_and_plain_transformers_loads_the_model(tmp_path, family):
 
 def test_a_model_without_a_scale_or_whose_scores_do_not_vary(tmp_path):
     tiny_config("llama").save_pretrained(tmp_path)
-    words = f"--flag needs threestep_score_mean and .* '{tmp_path}', which has none: train it with step 2 .--normaliza"
+    words = (
+        f"--flag needs threestep_score_mean and .* '{tmp_path}', which lacks them: train it with step 2 .--normaliza"
+    )
     with pytest.raises(ThreestepError, match=words):
         read_score_scale(str(tmp_path), "--flag")
     for std in (0.0, -1.0, float("nan")):
         config = tiny_config("llama")
         set_score_scale(config, ScoreScale(1.0, std))
         config.save_pretrained(tmp_path)
-        with pytest.raises(ThreestepError, match="has threestep_score_std .*, scores that do not vary and cannot be"):
+        with pytest.raises(ThreestepError, match="has threestep_score_std .*: its scores do not vary and cannot be"):
             read_score_scale(str(tmp_path), "--flag")

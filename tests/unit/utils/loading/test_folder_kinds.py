@@ -58,17 +58,17 @@ def test_folders_that_are_none(load, tmp_path):
         (["README.md"], "so it is not a model folder: it holds README.md; expected config.json and"),
         (["step1/config.json"], "so it is not a model folder; did you mean '.*/given/step1'"),
         (["tokenizer.json"], "it holds only a tokenizer; add the model's config.json and safetensors"),
-        (["model.safetensors"], "model.safetensors alone does not name its architecture"),
-        (["pytorch_model.bin"], "pytorch_model.bin alone does not name its architecture"),
-        (["model/config.json"], "is the folder of a run; give its model, .*given/model$"),
-        (["model/config.json", "critic/config.json"], "give its model, .*given/model or .*given/critic$"),
-        (["params.json", "consolidated.00.pth"], "in its original format .* give its transformers version"),
-        (["config.json", "consolidated.safetensors"], "expects model.safetensors, .* got consolidated.safetensors"),
+        (["model.safetensors"], "model.safetensors alone does not give the architecture"),
+        (["pytorch_model.bin"], "pytorch_model.bin alone does not give the architecture"),
+        (["model/config.json"], "is the folder of a run; use its model, .*given/model$"),
+        (["model/config.json", "critic/config.json"], "use its model, .*given/model or .*given/critic$"),
+        (["params.json", "consolidated.00.pth"], "in its original format .* use its transformers version"),
+        (["config.json", "consolidated.safetensors"], "needs model.safetensors, .* but holds consolidated.safetensors"),
         (["config.json", "pytorch_model.bin"], "pickled weights .pytorch_model.bin., which may run code .*; expected"),
         (["config.json", "weights.pt", "optimizer.pt"], "pickled weights .weights.pt."),
         (["config.json", "model.pth"], "pickled weights .model.pth."),
-        (["config.json", "zero_to_fp32.py", "latest"], "a checkpoint of DeepSpeed .*zero_to_fp32.py .*given .*given"),
-        (["checkpoints/step_000100/manifest.json"], "is a checkpoint, .* threestep export .*given OUT"),
+        (["config.json", "zero_to_fp32.py", "latest"], "a DeepSpeed checkpoint .*zero_to_fp32.py .*given .*given"),
+        (["checkpoints/step_000100/manifest.json"], "is a checkpoint or .* threestep export .*given OUT"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
 )
@@ -84,7 +84,7 @@ PARTS = [f"models/{part}/{file}.json" for part in ("actor", "critic") for file i
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("given/model.safetensors", "expected a model folder, got the file .*; give its folder, '.*'"),
+        ("given/model.safetensors", "expected a model folder, got the file .*; use its folder, '.*'"),
         # A checkpoint of ours names the export.
         ("run/checkpoints", "threestep export .*/run "),
         ("run/checkpoints/step_000100", "threestep export .*/run/checkpoints/step_000100 "),
@@ -99,7 +99,7 @@ def test_a_file_or_a_checkpoint_for_a_folder(tmp_path, given, words):
         check_model_folder(str(tmp_path / given))
 
 
-NO_CONFIG = r"config.json' (is not JSON .*again|expects a model_type, such as \"llama\")"
+NO_CONFIG = r"config.json' (is not JSON .*again|has no model_type, such as \"llama\")"
 NO_SETTINGS = "generation_config.json' is not a JSON object; download or copy it again"
 
 
@@ -123,7 +123,7 @@ def test_files_that_are_not_what_their_name_says(tmp_path, name, content, words)
 def test_a_configuration_alone_passes_for_a_dry_run_and_is_refused_for_its_weights(tmp_path, tiny_tokenizer):
     tiny_causal_lm("llama").config.save_pretrained(tmp_path)
     check_model_folder(str(tmp_path))
-    with pytest.raises(ThreestepError, match="holds a config.json and no weights; expected model.safetensors, or "):
+    with pytest.raises(ThreestepError, match="has a config.json but no weights; add model.safetensors, or "):
         load_causal_lm(ModelSettings(str(tmp_path)), torch.float32, 1)
 
 
@@ -144,8 +144,8 @@ def test_a_path_of_two_words_is_no_hub_name_where_the_first_is_a_folder(tmp_path
     with pytest.raises(ThreestepError) as told:
         check_model_folder("runs/nosuch")
     assert str(told.value) == (
-        "the model folder 'runs/nosuch' does not exist, though 'runs' does; did you mean 'runs/such'; for the hub's "
-        "model of that name, start from another folder"
+        "the model folder 'runs/nosuch' does not exist, though 'runs' does; did you mean 'runs/such'; to use the hub's "
+        "model of that name, run from another folder"
     )
 
 
@@ -156,8 +156,8 @@ def test_a_path_of_two_words_is_no_hub_name_where_the_first_is_a_folder(tmp_path
         ("runs/mine/stf", "did you mean 'runs/mine/sft/model'"),  # a run's folder, whose model is meant
         ("run/mien/sft/model", "did you mean 'runs/mine/sft/model'"),
         ("./tinny", "did you mean 'tiny' or 'tunny'$"),  # that with a model first
-        ("run/tinny", "there is no folder 'run/tinny'; did you mean 'runs/tiny'? If the hub's model is meant: the"),
-        ("tinyy", "there is no folder 'tinyy'; did you mean 'tiny' or 'tunny'? If the hub's model is meant: the model"),
+        ("run/tinny", "there is no folder 'run/tinny'; did you mean 'runs/tiny'? If you mean the hub's model: the"),
+        ("tinyy", "there is no folder 'tinyy'; did you mean 'tiny' or 'tunny'? If you mean the hub's model: the model"),
         ("gpt2", "^the model 'gpt2' is not on this machine, and the hub could not be reached"),
         ("/nowhere/near/by", "^the model folder '/nowhere/near/by' does not exist$"),
     ],

@@ -50,7 +50,7 @@ def test_an_encoder_is_no_language_model(tmp_path, family):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     config = AutoConfig.for_model(family, vocab_size=64, **sizes)
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "encoder")
-    with pytest.raises(ThreestepError, match=f"got an encoder .{family} with is_decoder false in config.json.*; give"):
+    with pytest.raises(ThreestepError, match=f"got an encoder .{family} with is_decoder false in config.json.*; use"):
         load_causal_lm(ModelSettings(str(tmp_path / "encoder")), torch.float32, 1)
     config.is_decoder = True
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "decoder")
@@ -76,10 +76,10 @@ def test_a_vocabulary_larger_than_the_embedding(save_folder, tiny_tokenizer):
     size = len(tiny_tokenizer)
     folder = save_folder(vocab_size=size - 1)
     for added in (0, 4):
-        with pytest.raises(ThreestepError, match=rf"has {size} tokens and its model embeds {size - 1}"):
+        with pytest.raises(ThreestepError, match=rf"has {size} tokens, but its model embeds {size - 1}"):
             load_causal_lm(ModelSettings(folder), torch.float32, size + added, added)
     folder = save_folder("reward", scalar=True, vocab_size=len(tiny_tokenizer) - 1)
-    with pytest.raises(ThreestepError, match="tokens and its model embeds"):
+    with pytest.raises(ThreestepError, match="tokens, but its model embeds"):
         load_scalar_model(ModelSettings(folder), torch.float32, tiny_tokenizer, must_have_head=True)
 
 
@@ -181,7 +181,7 @@ def test_added_tokens_train_beside_lora(save_folder, scalar):
             model = load_scalar_model(settings, torch.float32, tokenizer, must_have_head=False, added_tokens=added)
         else:
             model = load_causal_lm(settings, torch.float32, len(tokenizer) - 4 + added, added)
-        notes[:] = [note for note in notes_on(model) if "gained tokens" in note]
+        notes[:] = [note for note in notes_on(model) if "tokens were added" in note]
         return {name for name, part in model.named_parameters() if part.requires_grad and "lora" not in name}
 
     head = {"score.weight"} if scalar else set()
@@ -200,7 +200,7 @@ def test_a_pad_token_of_its_own_gets_a_row_that_does_not_train(save_folder):
     model = load_causal_lm(lora_settings(folder, lora_dim=2), torch.float32, size, added_pad=1)
     assert model.config.vocab_size == size
     assert all("lora" in name for name, part in model.named_parameters() if part.requires_grad)
-    with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):
+    with pytest.raises(ThreestepError, match=f"has {size} tokens, but its model embeds {size - 1}"):
         load_causal_lm(ModelSettings(folder), torch.float32, size + 1, added_pad=1)
 
 
@@ -230,7 +230,7 @@ def test_weights_that_the_folder_names_do_not_train(tmp_path, capsys):
     assert trained(model) == {name for name, _ in model.named_parameters()}
     freeze_named(model, naming(tmp_path, NORM, PROJECTION), False)
     assert trained(model) == {name for name, _ in model.named_parameters()} - {NORM, PROJECTION}
-    assert f"model: 2 of 21 weights stay as they are ({tmp_path / FROZEN})" in capsys.readouterr().out
+    assert f"model: 2 of 21 weights are frozen ({tmp_path / FROZEN})" in capsys.readouterr().out
 
 
 def test_a_name_that_the_model_lacks(tmp_path):
@@ -238,7 +238,7 @@ def test_a_name_that_the_model_lacks(tmp_path):
     scalar = tiny_scalar_model("llama")
     freeze_named(scalar, naming(tmp_path, NORM, "lm_head.weight"), False)
     assert trained(scalar) == {name for name, _ in scalar.named_parameters()} - {NORM}
-    with pytest.raises(ThreestepError, match=f"{FROZEN} names model.nor, which LlamaForSequenceClassification lacks"):
+    with pytest.raises(ThreestepError, match=f"{FROZEN} names model.nor, which the trained model, LlamaForSeq"):
         freeze_named(scalar, naming(tmp_path, "model.nor"), False)
 
 
@@ -259,7 +259,7 @@ def test_adapters_do_not_move_what_is_frozen(tmp_path):
         freeze_named(add_lora(model, Lora(2)), settings, False)
     freeze_named(add_lora(other, Lora(2, lora_module_name="v_proj")), settings, False)
     settings = naming(tmp_path, "model.embed_tokens.weight")
-    with pytest.raises(ThreestepError, match="^the tokenizer gained tokens, whose embeddings must be trained, and the"):
+    with pytest.raises(ThreestepError, match="^tokens were added to the tokenizer, so the embeddings must train, but"):
         freeze_named(tiny_causal_lm("llama"), settings, True)
 
 

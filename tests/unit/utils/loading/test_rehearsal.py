@@ -100,8 +100,10 @@ def several(tensors):
     return kept | {name: torch.zeros(shape) for name, shape in shapes.items()}
 
 
-WRAPPED = r"tensors have the '{0}' of a wrapper in their names, such as {0}(\S+), where .* has \1; .*rename them"
-RANDOM = r"holds \d+ tensors and lacks (the tensor|2 tensors, such as) {}.*they would be random; download or save"
+WRAPPED = r"tensors contain a wrapper's '{0}', such as {0}(\S+), where .* has \1; .*rename them"
+RANDOM = (
+    r"holds \d+ tensors but lacks (the tensor|2 tensors, such as) {}.*missing ones would be random; download or save"
+)
 CLASSIFIER = "expected a language model, got a model for sequence classification .* with score.weight"
 SEVERAL = "expected a reward model with score.weight, got one whose head is 4 tensors, such as score.0.bias,.*; "
 # What is changed in which model's folder; how it is loaded; what is said.
@@ -110,7 +112,7 @@ REFUSED = [
       for each, family, how in (
           ("module.", "llama", {}), ("module.", "llama", SCALAR), ("_orig_mod.", "gpt2", {}),
           ("base_model.model.", "opt", SCALAR), ("module._orig_mod.", "llama", {}), ("pretrained_model.", "opt", {}))),
-    *((replaced("self_attn.", f"{each}self_attn."), {}, {}, f"8 tensors have the '{each}' of a wrapper")
+    *((replaced("self_attn.", f"{each}self_attn."), {}, {}, f"the names of 8 tensors contain a wrapper's '{each}'")
       for each in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")),
     *((without(name), {"family": family}, how, RANDOM.format(re.escape(name)))
       for family, name, how in (
@@ -118,7 +120,7 @@ REFUSED = [
           ("qwen3", "model.layers.0.self_attn.q_norm.weight", {}), ("gpt2", "transformer.wpe.weight", SCALAR),
           ("opt", "model.decoder.layers.0.fc1.bias", {}))),
     (without("transformer.wte.weight"), {"family": "gpt2"}, {}, "lacks 2 tensors, such as "),  # tied
-    (without("lm_head.weight"), {}, {}, "lacks the tensor lm_head.weight, of the 21 of"),
+    (without("lm_head.weight"), {}, {}, "lacks the tensor lm_head.weight, of the 21 in"),
     # A classifier is no language model: GPT-2's head is tied, so none would be missing.
     (same, SCALAR, {}, CLASSIFIER + ".* without lm_head.weight, which would be random"),
     (same, {"family": "gpt2", "scalar": True, "num_labels": 2}, {}, CLASSIFIER + "(?!.*without)"),
@@ -129,23 +131,23 @@ REFUSED = [
     (several, SCALAR, SCALAR, SEVERAL + "train a new head in its place with --new_head"),
     (several, SCALAR, JUDGE, SEVERAL + "train one with step 2"),
     *((more(score__bias=(1,)), SCALAR, how,
-       r"holds score.bias beside score.weight, .* would move by that.*t\.LlamaForSequenceClassification\.from_pret")
+       r"has score.bias next to score.weight, .* would shift by a constant.*t\.LlamaForSequenceClassification\.from_p")
       for how in (SCALAR, JUDGE)),
     (more(lm_head__bias=(8,)), {}, {},
-     "holds lm_head.bias beside lm_head.weight, .* all its log-probabilities would be others; if they may, save it "
-     r"without: python -c .*t\.LlamaForCausalLM\.from_pretrained"),
-    (same, SCALAR, NEW, "--new_head is for a model whose head has another name .* has that;"),
+     "has lm_head.bias next to lm_head.weight, .* log-probabilities would change; .* save the model "
+     r"without it: python -c .*t\.LlamaForCausalLM\.from_pretrained"),
+    (same, SCALAR, NEW, "--new_head is for a model whose head is not named .* has such a head;"),
     (same, {"scalar": True, "num_labels": 2}, SCALAR,
      "expected a model with one label, got 2 labels .num_labels 2, score.weight"),
     (same, {"scalar": True, "num_labels": 3}, JUDGE, "expected a reward model with one label, got 3 labels"),
     (cut, {}, {},
-     rf"model.safetensors': {UP} expects the shape \[48, 32\] of config.json, got \[47, 32\], and so on for 2 tensors"),
-    (adapters, {}, {}, "holds LoRA adapters beside the weights .the tensor .*lora_A.* merge them"),
+     rf"model.safetensors': {UP} expects the shape \[48, 32\] from config.json, got \[47, 32\] \(2 tensors differ\)"),
+    (adapters, {}, {}, "holds LoRA adapters next to the weights .the tensor .*lora_A.* merge them"),
     # Untied at stage 0 and tied at stage 3, if they differ; a warning that nobody saw was all.
     (other_head, {"tie_word_embeddings": True}, {},
-     "config.json ties lm_head.weight to model.embed_tokens.weight and the files hold both, with diff"),
+     "config.json ties lm_head.weight to model.embed_tokens.weight, but the files hold both, with diff"),
     # transformers would take integers for numbers.
-    *((stored_as(dtype), {}, {}, f"{UP} is stored in [IF0-9_EMN]+, as quantized weights are, and config.json has no")
+    *((stored_as(dtype), {}, {}, f"{UP} is stored in [IF0-9_EMN]+, as quantized weights are, but config.json has no")
       for dtype in (torch.int8, torch.float8_e4m3fn)),
 ]  # fmt: skip
 
@@ -169,7 +171,7 @@ LOADED = [
     (several, SCALAR, NEW, None),
     (more(lm_head__bias=(8,)), {}, SCALAR, None),  # a scalar model has no output layer to miss it
     (more(v_head__summary__weight=(1, 32)), {}, {},
-     "model: '{}': not used here, from another head: the tensor v_head.summary.weight\n"),
+     "model: '{}' has another head, which is not used here: the tensor v_head.summary.weight\n"),
     # What transformers itself ignores.
     (more(transformer__h__0__attn__bias=(1, 1, 4, 4)), {"family": "gpt2"}, {}, ""),
     (more(model__layers__0__self_attn__rotary_emb__inv_freq=(8,)), {}, {}, ""),
@@ -194,7 +196,7 @@ def test_tensors_that_nobody_knows_pass_with_a_warning(changed_folder, how, caps
     unknown = {f"model.layers.2.mtp.{part}.weight": torch.zeros(3) for part in "abcd"}
     load(changed_folder(lambda tensors: {**tensors, **unknown}), **how)
     (warned,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert "not used and not saved" in warned and "4 tensors, such as model.layers.2.mtp.a.weight" in warned
+    assert "neither used nor saved" in warned and "4 tensors, such as model.layers.2.mtp.a.weight" in warned
 
 
 @pytest.mark.parametrize(
@@ -230,9 +232,7 @@ def test_a_head_under_another_name_is_renamed_or_replaced(changed_folder, tmp_pa
         assert torch.equal(load(str(tmp_path / "out"), **JUDGE).score.weight, scores.score.weight)
     capsys.readouterr()
     load(folder, **NEW)
-    said = (
-        f"model: '{folder}' has another head (the tensor {name}), which is left out: score.weight is new, with random"
-    )
+    said = f"model: '{folder}' has a different head (the tensor {name}), which is not used: score.weight is new, with"
     assert said in capsys.readouterr().out
 
 
@@ -255,7 +255,7 @@ def test_a_configuration_of_another_size_or_architecture(save_folder):
     config = json.loads(file.read_text())
     for text, words in (
         (json.dumps({**config, "num_hidden_layers": 3}), "lacks 9 tensors, such as model.layers.2.input_layernorm"),
-        (json.dumps({**config, "hidden_size": 64}), "expects the shape .* of config.json, got"),
+        (json.dumps({**config, "hidden_size": 64}), "expects the shape .* from config.json, got"),
         ((Path(other) / "config.json").read_text(), "lacks 27 tensors, .* know 20 tensors, .* different architectures"),
     ):
         file.write_text(text)
@@ -286,8 +286,8 @@ def test_an_expert_that_is_missing(tmp_path, tiny_tokenizer, caplog):
     load(str(tmp_path))
     tensors = load_file(tmp_path / "model.safetensors")
     for part, words in {
-        "w1": "the tensor model.layers.0.mlp.experts.gate_up_proj of .* cannot be made of the tensors in the files",
-        "w2": r"model.layers.0.mlp.experts.down_proj expects the shape \[4, 32, 48\] of config.json, got \[3, 32, 48\]",
+        "w1": "the tensor model.layers.0.mlp.experts.gate_up_proj of .* from the tensors in the files",
+        "w2": r"model.layers.0.mlp.experts.down_proj expects the shape \[4, 32, 48\] from config.json, got \[3, 32",
     }.items():
         name = f"model.layers.0.block_sparse_moe.experts.1.{part}.weight"
         save_file({key: t.clone() for key, t in tensors.items() if key != name}, tmp_path / "model.safetensors")
@@ -325,7 +325,7 @@ def in_hub(tmp_path, monkeypatch):
 
 def test_a_hub_name_is_judged_as_a_folder_is(changed_folder, in_hub):
     name = in_hub(changed_folder(without("model.norm.weight")))
-    refused(name, "'an/owner' holds 20 tensors and lacks the tensor model.norm.weight")
+    refused(name, "'an/owner' holds 20 tensors but lacks the tensor model.norm.weight")
 
 
 def test_a_whole_hub_name_loads(save_folder, in_hub, capsys):
@@ -339,7 +339,7 @@ def test_a_whole_hub_name_loads(save_folder, in_hub, capsys):
 def test_a_hub_name_with_pickles_alone(save_folder, in_hub):
     folder = Path(save_folder())
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    words = "has no safetensors on the hub; pickled weights, .* are refused; .*convert them: python"
+    words = "has no safetensors on the hub; pickled weights are refused, .*convert them: python"
     refused(in_hub(str(folder)), words)
 
 
@@ -371,7 +371,10 @@ def test_a_family_that_cannot_be_loaded_in_shards(save_folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("transformers.integrations.is_deepspeed_zero3_enabled", lambda: True)
         patch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: ()[0])
-        refused(folder, r"cannot be loaded in shards, as --zero_stage 3 does \(IndexError: tuple index out of range\)")
+        refused(
+            folder,
+            r"cannot be loaded in shards, which --zero_stage 3 requires \(IndexError: tuple index out of range\)",
+        )
         family: dict = {}  # Marian and RoFormer unpack a shape; transformers' own ValueErrors are kept
         code = "def load(*_, **__):\n    rows, columns = (0,)"
         for file, words in (
@@ -389,5 +392,7 @@ def test_a_family_that_cannot_be_loaded_in_shards(save_folder, monkeypatch):
     model.model.norm.weight.ds_id = 1
     report = {"missing_keys": ["model.norm.weight"], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
     wanted = RequestedModel(folder, config, is_scalar=False)
-    with pytest.raises(ThreestepError, match=r"leaves 1 of its tensors random \(model.norm.weight\), though the files"):
+    with pytest.raises(
+        ThreestepError, match=r"leaves 1 of its tensors random \(model.norm.weight\), although the files"
+    ):
         rehearsal.judge_loaded(wanted, model, report, rehearsal.stored_tensors(folder, config), rehearsed=True)

@@ -120,7 +120,7 @@ def test_a_reward_model_loads_in_plain_transformers_with_the_trainers_scores(tmp
     assert torch.equal(again.score.weight, scorer.score.weight)
 
 
-SAMPLING = '; to keep settings of sampling, write "do_sample": true to its generation_config.json'
+SAMPLING = '; to keep the sampling settings, set "do_sample": true in its generation_config.json'
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_settings_of_generation_that_have_no_effect_are_not_saved(tmp_path, tiny
         model.generation_config.save_pretrained(tmp_path)
     named = ", ".join(f"{name} {given[name]}" for name in unset)
     assert mend_settings(model) == [
-        f"'START': its generation settings have {named}, which transformers ignores with the other settings and "
+        f"'START': its generation settings have {named}, which transformers ignores given the other settings and "
         f"refuses to save; saved models omit them{advice}"
     ]
     assert mend_settings(model) == []
@@ -159,7 +159,7 @@ def test_settings_of_generation_that_contradict_themselves():
     model.generation_config.do_sample, model.generation_config.temperature = True, 0.9
     assert mend_settings(model) == [] and model.generation_config.temperature == 0.9  # what has an effect stays
     model.generation_config.do_sample, model.generation_config.num_return_sequences = False, 3
-    with pytest.raises(ThreestepError, match="settings of generation .* could not be saved with the model: .* Greedy"):
+    with pytest.raises(ThreestepError, match="generation settings .* could not be saved with the model .*: Greedy"):
         mend_settings(model)
 
 
@@ -186,6 +186,6 @@ def test_a_setting_that_transformers_refuses_beside_sdpa(tmp_path, tiny_tokenize
     with pytest.raises(StrictDataclassClassValidationError, match="is not supported when using the `attn_impl"):
         model.save_pretrained(tmp_path / "by transformers")
     (said,) = mend_settings(model)
-    assert "config.json has output_attentions, which transformers refuses to save beside another attention" in said
+    assert "config.json has output_attentions, which transformers refuses to save with any attention but" in said
     save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
     AutoModelForCausalLM.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "again")

@@ -44,7 +44,7 @@ def test_a_tokenizer_is_loaded_from_the_models_own_folder(save_folder, tiny_toke
 def test_no_pad_token_names_the_flag(save_folder):
     folder = save_folder()
     edit_json(f"{folder}/tokenizer_config.json", pad_token=None)
-    with pytest.raises(ThreestepError, match=r"has no pad token; name one .*--pad_token '<\|endoftext\|>'"):
+    with pytest.raises(ThreestepError, match=r"has no pad token; choose one .*--pad_token '<\|endoftext\|>'"):
         load_tokenizer(folder)
     assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
     assert load_tokenizer(folder, end_may_pad=True).pad_token == "<|endoftext|>"
@@ -253,7 +253,7 @@ def test_the_file_counts(file, family, tokenizer_class, tmp_path, capsys):
     folder = folder_of(FILES[file], family, tokenizer_class, tmp_path / "model")
     plain = AutoTokenizer.from_pretrained(folder)
     read, sentence = read_tokenizer(folder)
-    assert f"'{folder}' is its tokenizer.json; transformers' {type(plain).__name__} would " in sentence
+    assert f"of '{folder}' as its tokenizer; transformers' {type(plain).__name__} would " in sentence
     for special in (False, True):
         assert ids(read, TEXTS, special) == of_file(folder, TEXTS, special)
     assert ids(read, ["a<tool>b</s>"]) == of_file(folder, ["a<tool>b</s>"])
@@ -263,7 +263,7 @@ def test_the_file_counts(file, family, tokenizer_class, tmp_path, capsys):
     assert read.init_kwargs["threestep"] == {"prompt_style": "human_assistant"}
     for _ in range(2):
         assert ids(load_tokenizer(folder), TEXTS) == of_file(folder, TEXTS)
-    assert capsys.readouterr().out.count("is its tokenizer.json; transformers' ") == 1  # the line is logged once
+    assert capsys.readouterr().out.count("as its tokenizer; transformers' ") == 1  # the line is logged once
     # Rows of the other reading are not taken from the cache.
     assert parts_of_tokenizer(read)["tokenizer"] != parts_of_tokenizer(plain)["tokenizer"]
     assert not same_tokenizer(read, plain) and same_tokenizer(read, read_tokenizer(folder)[0])
@@ -311,7 +311,7 @@ def test_a_sentencepiece_model_that_transformers_misreads_is_refused(tiny_tokeni
     monkeypatch.setattr(tokenizers, "import_module", lambda name: package)
     tokenizers._check_sentencepiece(tiny_tokenizer, tmp_path)
     read.encode = lambda text: [0]
-    with pytest.raises(ThreestepError, match="has a tokenizer.model and no tokenizer.json, and transformers makes"):
+    with pytest.raises(ThreestepError, match="has a tokenizer.model but no tokenizer.json, and transformers splits"):
         tokenizers._check_sentencepiece(tiny_tokenizer, tmp_path)
 
 

@@ -72,7 +72,7 @@ def test_a_header_says_names_shapes_and_types(file):
 def test_a_file_that_is_cut_off(file, kept):
     whole = file.read_bytes()
     file.write_bytes(whole[:kept])
-    words = rf"model.safetensors': expected at least [\d,]+ bytes by its header, got {len(whole[:kept]):,}: .*truncated"
+    words = rf"model.safetensors': expected at least [\d,]+ bytes, as .* states, got {len(whole[:kept]):,}: .*truncated"
     with pytest.raises(ThreestepError, match=words):
         check_model_folder(str(file.parent))
 
@@ -84,8 +84,8 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
     ("content", "words"),
     [
         (lambda whole: whole + b"more", " is damaged: 4 bytes follow its last tensor; download"),
-        (lambda _: LFS, ": .* Git LFS's pointer"),
-        (lambda _: b"PK\x03\x04 a zip file, as torch.save writes it", " is damaged: its header would have"),
+        (lambda _: LFS, ": .* a Git LFS pointer"),
+        (lambda _: b"PK\x03\x04 a zip file, as torch.save writes it", " is damaged: its header claims a"),
         (b"not JSON", " is damaged"),
         (b"[" * 100_000, " is damaged"),
         (b"\xff\xfe", " is damaged"),
@@ -95,8 +95,8 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
         ({"a": {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}}, " is damaged"),
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}, " is damaged"),
         # safetensors does not open such a file
-        ({"__metadata__": {"format": 3}}, " is damaged: the __metadata__ of its header holds more than texts"),
-        ({"__metadata__": {"format": None}}, " is damaged: the __metadata__ of its header holds more than texts"),
+        ({"__metadata__": {"format": 3}}, " is damaged: the __metadata__ in its header has values that are not"),
+        ({"__metadata__": {"format": None}}, " is damaged: the __metadata__ in its header has values that are not"),
     ],
     ids=lambda value: None if callable(value) else str(value)[:30],
 )
@@ -118,7 +118,9 @@ def test_tensors_that_are_not_where_the_header_says(file, change):
     changed = {"moved": [begin + 1, end + 1], "longer": [begin, end + 2], "overlaps": [0, end - begin]}
     entry["data_offsets"] = changed[change]
     with_header(file, header)
-    with pytest.raises(ThreestepError, match=r"model.safetensors' is damaged: \w+ \(\w+ \[[\d, ]*\]\) is said to be"):
+    with pytest.raises(
+        ThreestepError, match=r"model.safetensors' is damaged: its header places \w+ \(\w+ \[[\d, ]*\]\) at"
+    ):
         check_model_folder(str(file.parent))
 
 
@@ -161,7 +163,7 @@ def test_an_index_names_its_files(tmp_path):
         check_model_folder(str(tmp_path))
     for text in ("", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}'):
         (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(ThreestepError, match=r"index.json' is damaged: it holds no weight_map from tensors to"):
+        with pytest.raises(ThreestepError, match=r"index.json' is damaged: it has no weight_map from tensors to"):
             check_model_folder(str(tmp_path))
 
 
@@ -241,12 +243,12 @@ def test_the_plugin_that_is_not_there_is_named(monkeypatch, save_folder, tmp_pat
     missing = {"stored_forms": {FIELD: "zips"}, "adapters": {"adapter_config.json": "lora"}}
     monkeypatch.setattr(module, "added", lambda table, known: {})
     monkeypatch.setattr(module, "missing", missing.get)
-    monkeypatch.setattr(module, "missing_plugin", lambda table, name: f"they need the plugin of {table} for {name}")
+    monkeypatch.setattr(module, "missing_plugin", lambda table, name: f"this needs the plugin of {table} for {name}")
     folder = save_folder()
     assert find_adapter(folder) is None and model_of(folder) == folder and find_adapter("a/name") is None
-    with pytest.raises(ThreestepError, match=f"'{folder}' has zipped in its config.json, .* stored whole; they need"):
+    with pytest.raises(ThreestepError, match=f"'{folder}' has zipped in its config.json, .* stored whole; this needs"):
         load_config(with_field(folder, 2))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x"}))
     for read in (find_adapter, model_of, load_config):
-        with pytest.raises(ThreestepError, match="holds adapter_config.json, .*the plugin of adapters for"):
+        with pytest.raises(ThreestepError, match="holds adapter_config.json but .*the plugin of adapters for"):
             read(str(tmp_path))

@@ -52,8 +52,8 @@ def test_models_that_honour_the_layout(family, dtype, make):
 
 
 EAGER, LEAK = (
-    "its attention implementation 'eager' takes no mask of segments here",
-    "its attention lets one document of a row look into another",
+    "its attention implementation 'eager' accepts no mask of segments here",
+    "its attention lets one document of a row see another",
 )
 
 
@@ -63,7 +63,7 @@ EAGER, LEAK = (
         (lambda: tiny_causal_lm("bloom"), EAGER),  # ALiBi and a state space: transformers gives them no SDPA
         (lambda: tiny_causal_lm("mamba"), EAGER),
         # ALiBi under SDPA: its forward unpacks a mask of two dimensions
-        (lambda: other_family("falcon", alibi=True), "its forward refuses the mask of segments (ValueError: "),
+        (lambda: other_family("falcon", alibi=True), "its forward rejects the mask of segments (ValueError: "),
         # Convolutions over the row take no mask: SDPA is its attention, and yet documents leak.
         (lambda: other_family("lfm2", layer_types=["conv", "full_attention"]), LEAK),
     ],

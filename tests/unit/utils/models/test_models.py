@@ -59,7 +59,7 @@ from training.utils.models.stop_tokens import (
     ("given", "words"),
     [
         ({}, []),
-        ({"model_name_or_path": ""}, ["--model_name_or_path expects the folder or hub name of a model, got nothing"]),
+        ({"model_name_or_path": ""}, ["--model_name_or_path is not set; set it to a model's folder or hub name"]),
         ({"dropout": -0.1}, ["--dropout expects 0 or more and less than 1, got -0.1"]),
         ({"attn_implementation": "flex"}, ["--attn_implementation expects one of auto, sdpa"]),
         ({"head_chunk_mb": -1, "dropout": 2.0}, ["--dropout expects", "--head_chunk_mb expects"]),
@@ -154,7 +154,7 @@ def test_an_ordinary_piece_of_text_is_not_taken_over_and_named(tokenizer):
     letter, beyond = tokenizer("a")["input_ids"][0], len(tokenizer) + 3
     model.generation_config.eos_token_id = [letter, beyond, tokenizer.eos_token_id]
     said = unused_stop_tokens(stop_tokens(model), tokenizer)
-    named = rf"names the end tokens {letter} \('a'\), {beyond} \(no token of the tokenizer\), which"
+    named = rf"lists the end tokens {letter} \('a'\), {beyond} \(no token of the tokenizer\), which"
     assert re.search(named, said) and "responses do not end there" in said
     set_stop_tokens(model, tokenizer, [tokenizer.eos_token_id])
     assert stop_tokens(model) == [tokenizer.eos_token_id]
@@ -181,7 +181,7 @@ def test_an_added_token_and_a_control_token_of_the_plain_vocabulary_end_too():
 def test_what_is_no_token(given):
     with pytest.raises(
         ThreestepError,
-        match=r"'START': eos_token_id in generation_config.json .* expects the number of a token, or .*, got",
+        match=r"'START': eos_token_id in generation_config.json .* expects a token id or .*, got",
     ):
         stop_tokens_in(GenerationConfig(eos_token_id=given), "START")
 

@@ -142,7 +142,7 @@ def test_a_scalar_head_of_its_own():
 def test_an_encoder_is_not_causal(name, settings):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     model = family(name, torch.float32, **({**sizes, **settings} if name != "xlnet" else settings))
-    with pytest.raises(ThreestepError, match=r"is not causal: the second half of a sequence moves the numbers"):
+    with pytest.raises(ThreestepError, match=r"is not causal: the second half of a sequence changes the outputs"):
         read_own_forward(model)
 
 
@@ -165,7 +165,7 @@ def changes(self: Any, *inputs: Any, **others: Any) -> Any:
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
-        (refuses, r"^Other cannot be read: .*\(KeyError: 'pixel_values'\)"),  # a model of images alone
+        (refuses, r"^Other cannot be used: .*\(KeyError: 'pixel_values'\)"),  # a model of images alone
         # RWKV divides some by a power of two in eval mode, and a folder that is saved then is another model.
         (changes, r"^Other changes 1 of its own weights in a forward \(lm_head.weight\)"),
     ],
@@ -212,7 +212,7 @@ def test_attention_that_branches_on_its_name_keeps_it(tmp_path, monkeypatch):
     model = load_causal_lm(ModelSettings(str(tmp_path)), torch.float32, VOCABULARY)
     own = own_forward_of(model)
     assert own is not None and model.config._attn_implementation == "sdpa"
-    assert own.notes == ["attention stays 'sdpa': the family computes something else under another name"]
+    assert own.notes == ["attention stays 'sdpa': the switch changes the model's outputs"]
     assert current_difference(model, own) == 0.0
 
 
@@ -291,7 +291,7 @@ def test_a_leak_below_rounding_is_found_by_its_gradient():
         for weight in model.parameters():
             weight.mul_(0.05)
     reason = why_not_packed(model, reader(model), 12, CPU)
-    assert reason == "its attention lets one document of a row look into another"
+    assert reason == "its attention lets one document of a row see another"
 
 
 def test_positions_that_depend_on_the_length_of_a_row():
@@ -302,7 +302,9 @@ def test_positions_that_depend_on_the_length_of_a_row():
     }  # fmt: skip
     model = family("phi3", **LLAMA, rope_parameters=long_rope, original_max_position_embeddings=16)
     read_own_forward(model, longest_tokens=16)
-    with pytest.raises(ThreestepError, match=r"reads the first half of 20 tokens otherwise than alone .* shorter seq"):
+    with pytest.raises(
+        ThreestepError, match=r"computes different outputs for the first half of 20 tokens .* shorter seq"
+    ):
         read_own_forward(model, longest_tokens=20)
 
 
@@ -312,4 +314,4 @@ def test_a_long_row_is_read_in_part(monkeypatch):
     whole, cut = (read_own_forward(tiny_causal_lm("llama"), longest_tokens=tokens) for tokens in (20, 21))
     assert (whole.probes.long.tokens, whole.notes) == (20, [])
     assert (cut.probes.long.tokens, cut.probes.longest_tokens) == (20, 21)
-    assert cut.notes == ["the check at the start reads 20 tokens in a row, of 21"]
+    assert cut.notes == ["the startup check covers 20 of 21 tokens of a sequence"]

@@ -156,8 +156,10 @@ def test_a_checkpoint_says_which_they_are(tmp_path, tiny_tokenizer, monkeypatch)
     read = read_description(tmp_path / "model").model
     assert [name for name, _ in packed_layers(read)] == [name for name, _ in packed_layers(model)]
     monkeypatch.setattr(saving, "missing", lambda table: {"doubled": "doubles"})
-    monkeypatch.setattr(saving, "missing_plugin", lambda table, kind: "they need the plugin 'doubles'")
-    with pytest.raises(ThreestepError, match="layers of the model are kept as doubled; they need the plugin 'doubles'"):
+    monkeypatch.setattr(saving, "missing_plugin", lambda table, kind: "this needs the plugin 'doubles'")
+    with pytest.raises(
+        ThreestepError, match="layers of the model are stored as doubled; this needs the plugin 'doubles'"
+    ):
         read_description(tmp_path / "model")
 
 

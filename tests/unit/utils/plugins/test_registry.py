@@ -105,7 +105,7 @@ def test_the_plugins_of_the_project_come_in_the_order_of_their_names(found):
         ("PLUGIN = 3", "broken:PLUGIN is 3, not a Plugin"),
         (
             GREETS.replace('"greets"', '"", tables={"rewardss": {}}'),
-            "it adds to rewardss, and tables are adapters, advantages, advice",
+            "it adds to rewardss, but the tables are adapters, advantages, advice",
         ),
         (GREETS.replace('"greets"', '"", needs=("attic",)'), "it needs the plugin 'attic', which is not installed"),
     ],
@@ -126,11 +126,11 @@ def test_whoever_needs_a_plugin_that_is_left_out_is_left_out_too(found, capsys):
 def test_two_that_add_the_same_and_one_that_is_not_there(found, monkeypatch):
     known = found(greeting=GREETS, other=GREETS.replace('"greeting"', '"other"'))
     monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: known)
-    with pytest.raises(ThreestepError, match="'other' adds 'greet' to commands, which the plugin 'greeting' has"):
+    with pytest.raises(ThreestepError, match="'other' adds 'greet' to commands, but so does the plugin 'greeting'"):
         added("commands", ())
     with pytest.raises(ThreestepError, match="this needs the plugin 'attic', which is not installed"):
         plugin_module("attic", "pages")
-    with pytest.raises(ThreestepError, match="two plugins have the name 'greeting'"):
+    with pytest.raises(ThreestepError, match="two plugins are named 'greeting'"):
         found(third=GREETS)
 
 

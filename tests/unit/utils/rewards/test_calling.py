@@ -138,7 +138,7 @@ def fails_on_two(prompts, responses, **columns):
     ("rule", "what", "where"),
     [
         (fails_on_no, "KeyError: 'no'", SAMPLE),
-        (fails_on_two, "RuntimeError: too many", "2 samples at once, the first of them uid u0, prompt 'p', response"),
+        (fails_on_two, "RuntimeError: too many", "a batch of 2 samples, the first with uid u0, prompt 'p', response"),
     ],
 )
 def test_the_sample_for_which_a_rule_raises_is_looked_for(rule, what, where):

@@ -55,8 +55,8 @@ def test_time_counts_from_the_start_and_what_is_done_is_never_late(gate):
     with pytest.raises(ThreestepError) as caught:
         late.collect(0.1)
     assert str(caught.value) == (
-        "reward function 'late' did not return within --reward_timeout 0.1 seconds for 2 samples, the first of them "
-        "uid u0, prompt 'p', response 'yes'; give it more time or fewer samples per rollout"
+        "reward function 'late' did not return within --reward_timeout 0.1 seconds for 2 samples, the first with "
+        "uid u0, prompt 'p', response 'yes'; allow more time, or use fewer samples per rollout"
     )
 
 
@@ -103,7 +103,7 @@ def test_no_time_left_to_look_for_the_sample(gate):
 
     started = RunningRule("own", own, BATCH)
     assert looking.wait(30)
-    with pytest.raises(ThreestepError, match=r"raised OSError: gone \(.*\) for 2 samples at once, the first of them "):
+    with pytest.raises(ThreestepError, match=r"raised OSError: gone \(.*\) for a batch of 2 samples, the first with "):
         started.collect(0.0)
 
 
@@ -263,7 +263,7 @@ def test_a_run_outside_of_the_main_thread_is_told():
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert "'own' limits time by signals (signal.signal), which only the main thread has" in problems[0]
+    assert "'own' limits time with signals (signal.signal), which work only in the main" in problems[0]
 
 
 def test_a_function_with_alarms_sees_no_event_loop_and_has_gradients():

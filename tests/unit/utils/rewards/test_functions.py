@@ -47,16 +47,16 @@ def test_columns_that_there_are():
         (
             by_place,
             ["answers", "data_source"],
-            "^reward function 'mine' expects the column answer, and the columns that rewards get are 'answers'; did "
-            "you mean 'answers'.; a column that is read as the prompt, the response or the reference is not among "
-            "them: the last is ground_truth$",
+            "^reward function 'mine' expects the column answer, but the columns passed to rewards are 'answers'; did "
+            "you mean 'answers'.; columns read as the prompt or the response are not passed, and the reference is "
+            "passed as ground_truth$",
         ),
-        (Judge(), ["data_source"], "expects the column topic, and the columns that rewards get are none; a column"),
+        (Judge(), ["data_source"], "expects the column topic, but the columns passed to rewards are none; columns"),
         (
             CompletionsRule("mine", lambda completions, ground_truth, **others: []),
             ["data_source", "solution"],
-            "^reward function 'mine' expects ground_truth, and no row has one; the columns that rewards get are "
-            "'solution': take one of these, or name the column of the reference with --reference_column$",
+            "^reward function 'mine' expects ground_truth, but no row has one; the columns passed to rewards are "
+            "'solution': use one of these, or name the reference column with --reference_column$",
         ),
     ],
 )
@@ -66,14 +66,16 @@ def test_columns_that_the_rows_lack(rule, columns, sentence):
 
 
 def test_rows_whose_columns_are_all_read_by_the_format():
-    with pytest.raises(ThreestepError, match="no row has one; rewards get no columns; .* --reference_column answer$"):
+    with pytest.raises(
+        ThreestepError, match="no row has one; no columns are passed to rewards: .* --reference_column answer$"
+    ):
         check_columns({"gsm8k": gsm8k_reward}, ["data_source"], ([row()],))
 
 
 def test_a_function_of_the_user_may_not_read_the_truth_that_it_takes(capsys):
     check_columns({"mine": by_place}, ["answer"], ([row()],))
-    assert "warning: reward function 'mine' expects ground_truth, and no row has one; " in capsys.readouterr().out
-    with pytest.raises(ThreestepError, match="^reward function 'gsm8k' expects ground_truth, and no row has one"):
+    assert "warning: reward function 'mine' expects ground_truth, but no row has one; " in capsys.readouterr().out
+    with pytest.raises(ThreestepError, match="^reward function 'gsm8k' expects ground_truth, but no row has one"):
         check_columns({"gsm8k": gsm8k_reward}, ["answer"], ([row()],))
 
 
@@ -85,10 +87,8 @@ def test_references_that_a_named_rule_cannot_read(kind, capsys, monkeypatch):
     assert not capsys.readouterr().out
     check_columns({kind: rule}, [], ([row("7"), row({"a": 1})], [row()]))
     assert f"warning: reward function '{kind}' finds no " in (said := capsys.readouterr().out)
-    assert "in the reference of 2 of 3 rows, the first of them row 0: {'a': 1}; it gives their responses no" in said
-    with pytest.raises(
-        ThreestepError, match="in the reference of 2 of 2 rows, .*; name the column that has it with --r"
-    ):
+    assert "in the reference of 2 of 3 rows, the first in row 0: {'a': 1}; their responses get no" in said
+    with pytest.raises(ThreestepError, match="in the reference of 2 of 2 rows, .*; name the reference column with --r"):
         check_columns({kind: rule}, [], ([row({"a": 1}), row()],))
 
 
@@ -161,6 +161,6 @@ def test_arguments_that_only_trl_has(argument):
 
 def test_a_column_that_is_not_there():
     with pytest.raises(
-        ThreestepError, match="^reward function 'own' expects the columns answer, and the rows have level;"
+        ThreestepError, match="^reward function 'own' expects the columns answer, but the rows have level;"
     ):
         called(lambda completions, answer: [], {"level": [1, 2]})

@@ -42,8 +42,8 @@ def test_a_loss_that_rises_to_the_uniform_one():
     assert signs(history(learned + [5.9] * WINDOW), TOKENS) == {}  # still below it
     found = signs(history(learned + [TOKENS.nats] * WINDOW), TOKENS)
     assert found["loss"].startswith(
-        "the loss has risen to 5.951 nats, and 5.951 is that of a model to which all 384 tokens are equally likely; it "
-        "was 3: the run has diverged"
+        "the loss has risen to 5.951 nats (a model that finds all 384 tokens equally likely has 5.951) from 3: the run "
+        "has diverged"
     )
     skipped = [TOKENS.nats] * 4 + [float("nan")] + [TOKENS.nats] * 6  # a skipped step hides no divergence
     assert signs(history(learned + skipped), TOKENS)["loss"].startswith("the loss has risen to 5.951 nats")
@@ -80,7 +80,7 @@ def test_a_loss_of_pairs_begins_at_the_uniform_one():
     assert signs(history([0.69] * WINDOW, held_out=[0.693]), EQUAL_PAIRS, at_end=True) == {}
     assert "learned nothing" in signs(history([0.75] * WINDOW, held_out=[0.75]), EQUAL_PAIRS, at_end=True)["loss"]
     risen = signs(history([0.3] * WINDOW + [0.7] * WINDOW), EQUAL_PAIRS)
-    assert "both responses of a pair are equally likely; it was 0.3: the run has diverged" in risen["loss"]
+    assert "both responses of a pair equally likely has 0.6931) from 0.3: the run has diverged" in risen["loss"]
 
 
 def test_gradients_that_are_exactly_zero():
@@ -100,7 +100,7 @@ def test_gradients_that_grow_without_end(skipped):
     assert signs(history(norms=first + [1.5 * GROWN] * WINDOW), None) == {}
     found = signs(history(norms=first + [3 * GROWN, skipped] * WINDOW), None)
     assert found[f"{NORM} grown"].startswith(
-        f"{NORM} is 300, the median of {WINDOW} steps, and was 2 at the beginning: it keeps growing"
+        f"{NORM} has a median of 300 over {WINDOW} steps, up from 2 at the beginning: it keeps growing"
     )
     assert signs(history(norms=first + [1e6] + [2.0] * 4), None) == {}  # a spike
     assert signs(history(norms=[0.0] * WINDOW + [1.0] * WINDOW), None) == {}  # it began with nothing to learn

@@ -125,7 +125,7 @@ def test_a_hostfile_goes_to_deepspeed_over_ssh(started, tmp_path):
     ]  # fmt: skip
     command = launch.hostfile_command("m", [], {**environment, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"})
     assert " ".join(command[4:]) == "--no_local_rank --master_addr 10.0.0.1 --master_port 29501 --module m"
-    missing = "expects a file of lines `HOST slots=RANKS`, got '/no/hosts', which does not exist"
+    missing = "expects a file with lines `HOST slots=RANKS`, got '/no/hosts', which does not exist"
     for wrong, message in (
         ({"THREESTEP_HOSTFILE": "/no/hosts"}, missing),
         ({**environment, "THREESTEP_RANKS": "2"}, "are both set.*unset THREESTEP_RANKS"),
@@ -219,7 +219,7 @@ def test_what_cannot_be_started_is_told(monkeypatch, tmp_path):
         launch.main(["--config", "x"])
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ThreestepError, match="need the program `deepspeed`, found neither next to"):
+    with pytest.raises(ThreestepError, match="need the program `deepspeed`, which is neither next to"):
         launch.launch_command("m", 2)
 
 

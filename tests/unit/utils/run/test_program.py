@@ -133,8 +133,8 @@ def test_the_first_error_of_several_ranks_is_printed_once(among_two, capsys):
         (
             None,
             RuntimeError(GLOO),
-            "error: rank 0 lost another rank, which ended without an error message: killed from outside, or by the "
-            f"system for lack of memory ({GLOO}); with checkpoints, --resume continues from the last one\n",
+            "error: rank 0 lost another rank, which ended without an error message; it was killed from outside, or by "
+            f"the system for lack of memory ({GLOO}); with checkpoints, --resume continues from the last one\n",
         ),
         (
             None,

@@ -73,7 +73,7 @@ def test_lines_wait_until_the_disk_takes_them(tmp_path, capsys, takes_bytes):
     lines.settle()
     assert capsys.readouterr().out.splitlines() == [
         f"warning: {lines.path} cannot be written (File too large); its lines stay in memory, and training continues",
-        f"{lines.path} is complete: the lines that could not be written before are there",
+        f"{lines.path} is complete: the lines that could not be written earlier have been added",
     ]
     lines.path.unlink()
     lines.append(["b"])
@@ -130,11 +130,13 @@ def test_nothing_is_followed_or_overwritten(tmp_path, name, kind):
         path.mkdir()
     before = contents(tmp_path) if kind != "pipe" else {}
     expected = "a folder" if is_folder else "a file"
-    got = {"link": "a link to ", "dangling link": "a link to .*, which is not there", "pipe": "neither file nor folder"}
+    got = {
+        "link": "a link to ",
+        "dangling link": "a link to .*, which does not exist",
+        "pipe": "neither a file nor a folder",
+    }
     kind_got = got.get(kind, "a file" if is_folder else "a folder")
-    with pytest.raises(
-        ThreestepError, match=f"--output_dir expects {expected} of the run's own at {path}.* {kind_got}"
-    ):
+    with pytest.raises(ThreestepError, match=f"--output_dir expects {expected} of this run at {path}.* {kind_got}"):
         make_output_dir(run, (*WRITTEN, "a_plugins.html"))
     assert kind == "pipe" or contents(tmp_path) == before
 
@@ -146,7 +148,7 @@ def test_nothing_is_followed_or_overwritten(tmp_path, name, kind):
         ("file", "--output_dir expects a folder, got .*/file, which is a file; remove it"),
         (
             "dangling",
-            "--output_dir expects a folder, got .*/dangling, which is a link to .*, which is not there",
+            "--output_dir expects a folder, got .*/dangling, which is a link to .*, which does not exist",
         ),
         ("file/run", "--output_dir .* cannot be written to .Not a directory"),
     ],
@@ -187,7 +189,7 @@ def test_a_mounted_model(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "model")
     with pytest.raises(
-        ThreestepError, match="/model is a mounted file system, but a run replaces its model by a rename"
+        ThreestepError, match="/model is a mounted file system, but a run replaces its model by renaming"
     ):
         make_output_dir(tmp_path)
 
@@ -195,10 +197,10 @@ def test_a_mounted_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "place, is_folder, sentence",
     [
-        ("theirs", True, "^--out expects a folder, got '.*theirs', which is a file; name another$"),
-        ("here", False, "^--out expects a file, got '.*here', which is a folder; name another$"),
-        ("theirs/a", True, "^--out '.*/a' cannot be written: .*theirs: a file is in the way; name another place$"),
-        ("theirs/a/b", False, "^--out '.*/b' cannot be written: .*theirs/a: Not a directory; name another place$"),
+        ("theirs", True, "^--out expects a folder, got '.*theirs', which is a file; choose another$"),
+        ("here", False, "^--out expects a file, got '.*here', which is a folder; choose another$"),
+        ("theirs/a", True, "^--out '.*/a' cannot be written: .*theirs: a file is in the way; choose another place$"),
+        ("theirs/a/b", False, "^--out '.*/b' cannot be written: .*theirs/a: Not a directory; choose another place$"),
     ],
 )
 def test_a_place_that_takes_no_work_is_refused_before_it(tmp_path, place, is_folder, sentence):
@@ -212,7 +214,7 @@ def test_a_place_that_takes_no_work_is_refused_before_it(tmp_path, place, is_fol
     check_place("--out", tmp_path / "new", is_folder=True)
 
 
-NO_NAME = "--run_name expects a name that a folder can have, got '{}'; give another, or --output_dir"
+NO_NAME = "--run_name expects a valid folder name, got '{}'; choose another, or set --output_dir"
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,9 @@ def test_the_table_loads_neither_torch_nor_a_tracker():
     ("name", "start", "end"),
     [
         ("Linos", "'FILE' has no 'Linos'; did you mean 'Lines'?", ""),
-        ("Other", f"expects 'FILE:Other' to be a subclass of {BASE}, got <class '", ".Other'>; build it on that"),
-        ("text", f"expects 'FILE:text' to be a subclass of {BASE}, got 'Lines'; build it on that", ""),
-        ("Without", "expects 'FILE:Without' to define metrics, got none; add it", ""),
+        ("Other", f"expects 'FILE:Other' to be a subclass of {BASE}, got <class '", ".Other'>; derive it from that"),
+        ("text", f"expects 'FILE:text' to be a subclass of {BASE}, got 'Lines'; derive it from that", ""),
+        ("Without", "expects 'FILE:Without' to define metrics; add what is missing", ""),
         (
             "Old",
             "expects a function of (run), got 'FILE:Old', which takes (folder, settings): missing a ",

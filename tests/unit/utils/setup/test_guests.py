@@ -111,8 +111,8 @@ def test_a_loss_of_the_models_own_that_is_left_out_is_named(monkeypatch, capsys)
     assert left_out(model) == []
     monkeypatch.setattr(module, "missing", lambda kind: {"router_aux_loss_coef": "routers"} if kind else {})
     why = (
-        "warning: MixtralForCausalLM: its configuration weighs a loss of its own by router_aux_loss_coef 0.02, which "
-        "is left out: the plugin 'routers' is not installed"
+        "warning: MixtralForCausalLM: its configuration adds a loss with router_aux_loss_coef 0.02, which "
+        "is left out because the plugin 'routers' is not installed"
     )
     assert left_out(model) == [why] and left_out(tiny_causal_lm("llama")) == []
     assert left_out(mixture(0.0)) == []

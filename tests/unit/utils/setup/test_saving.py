@@ -47,7 +47,7 @@ def test_a_disk_that_refuses(tmp_path):
     final = FinalModels(tmp_path / "run", [RunCourse(), Elsewhere()], ALONE)
     final.write("model", saved_in)
     assert (tmp_path / "elsewhere").is_dir()
-    with pytest.raises(ThreestepError, match="the run is trained, .* then mv .*/elsewhere .*/run/model$"):
+    with pytest.raises(ThreestepError, match="training is complete, .* then mv .*/elsewhere .*/run/model$"):
         final.check()
 
 
@@ -107,11 +107,11 @@ def test_settings_that_cannot_be_written_and_a_processor_that_is_gone(tmp_path, 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda one: one.add_tokens(["<more>"]), r"its tokenizer has \d+ tokens, not \d+, or other numbers for some"),
+        (lambda one: one.add_tokens(["<more>"]), r"its tokenizer has \d+ tokens, not \d+, or other ids for some"),
         (lambda one: setattr(one, "eos_token", "a"), r"its tokenizer has the eos_token_id \d+, not \d+"),
         (lambda one: setattr(one, "pad_token", "a"), r"its tokenizer has the pad_token_id \d+, not \d+"),
-        (lambda one: setattr(one, "chat_template", "x"), "its tokenizer has another chat template"),
-        (lambda one: one.backend_tokenizer.model.__setattr__("dropout", 1.0), "cuts a text into other tokens"),
+        (lambda one: setattr(one, "chat_template", "x"), "its tokenizer has a different chat template"),
+        (lambda one: one.backend_tokenizer.model.__setattr__("dropout", 1.0), "splits a text into different tokens"),
     ],
 )
 def test_a_tokenizer_that_is_loaded_as_another(tmp_path, tokenizer, monkeypatch, change, words):
@@ -124,9 +124,7 @@ def test_a_tokenizer_that_is_loaded_as_another(tmp_path, tokenizer, monkeypatch,
         return write(other, folder, **options)
 
     monkeypatch.setattr(type(tokenizer), "save_pretrained", write_another)
-    with pytest.raises(
-        ThreestepError, match=f"would not be loaded as it was trained: .*{words}; save its folder again"
-    ):
+    with pytest.raises(ThreestepError, match=f"would change when it is loaded: .*{words}; save its folder again"):
         check(tmp_path, model_for(tokenizer), tokenizer)
 
 

@@ -68,9 +68,9 @@ def ranks(world_size: int = 1, rank: int = 0) -> Ranks:
 def test_whole_steps(given, world_size, rows, expected):
     assert whole_steps(EngineArguments(**given), rows, ranks(world_size)) == expected
     words = (
-        r"takes 64 sequences \(--per_device_train_batch_size 16 x 2 ranks x --gradient_accumulation_steps 2\), but 1"
+        r"needs 64 sequences \(--per_device_train_batch_size 16 x 2 ranks x --gradient_accumulation_steps 2\), but 1"
     )
-    with pytest.raises(ThreestepError, match=words + " epochs of 63 training rows do not fill one"):
+    with pytest.raises(ThreestepError, match=words + " epochs of 63 training rows are too few"):
         whole_steps(EngineArguments(gradient_accumulation_steps=2), 63, ranks(2))
 
 
@@ -114,7 +114,7 @@ def test_who_packs():
     answer, read, said = packs("llama", padded=False)
     assert answer is True and said == [] and read > 0
     assert packs("llama", padded=True) == (False, 1, [])
-    reason = "its attention implementation 'eager' takes no mask of segments here"
+    reason = "its attention implementation 'eager' accepts no mask of segments here"
     answer, _, said = packs("bloom", padded=False)
     assert (answer, said) == (False, [(f"warning: BloomForCausalLM trains on padded rows: {reason}", True)])
 
@@ -124,9 +124,9 @@ def test_segments_within_a_document_are_checked_padded_or_not(padded):
     needs = {"sharing": False, "needs_segments": "--parallel_thinking"}
     answer, read, said = packs("llama", padded, **needs)
     assert answer is not padded and said == [] and read > 0
-    start = "^--parallel_thinking needs a model that takes a mask of segments, padded or not, and "
+    start = "^--parallel_thinking needs a model that accepts a mask of segments, padded or not, but "
     sentence = (
-        start + "BloomForCausalLM does not: its attention implementation 'eager' takes no mask of segments here; use "
+        start + "BloomForCausalLM does not: its attention implementation 'eager' accepts no mask of segments here; use "
         "another model or --attn_implementation, or leave --parallel_thinking out$"
     )
     with pytest.raises(ThreestepError, match=sentence):
@@ -195,7 +195,7 @@ def test_a_model_of_text_asks_no_plugin(folders, plugins):
 
 def test_two_plugins_are_one_too_many(plugins):
     plugins |= {"images": "a:b", "video": "c:d"}
-    with pytest.raises(ThreestepError, match=r"several plugins read media \(images, video\).*; uninstall one"):
+    with pytest.raises(ThreestepError, match=r"several plugins read media \(images, video\).*; uninstall the others"):
         media.media_kind()
 
 
@@ -212,7 +212,9 @@ def test_the_loop_is_the_flags(packed, capsys):
     model = tiny_causal_lm("llama")  # of hidden size 32
     loop = loop_settings(flags, (10, 15), model, packed, ranks=ranks(3), pad_token_id=1)
     said = capsys.readouterr().out
-    assert said == ("" if packed else "--share_beginnings: padded rows have one sequence each, and share nothing\n")
+    assert said == (
+        "" if packed else "--share_beginnings does nothing with padded rows, which have one sequence each\n"
+    )
     each = forward_overhead_tokens(model.num_parameters(), on_gpu=False)
     train = PlanSettings(
         3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=192.0, forward_tokens=each, least_shared_tokens=32
@@ -252,7 +254,7 @@ def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     rate = loop.meter.peak_flops_per_second
     assert 1e8 < rate < 1e15
     assert capsys.readouterr().out == (
-        f"mfu: matmuls in float32 reach {rate / 1e12:.3g} TFLOP/s here; train/mfu is the share reached\n"
+        f"mfu: matmuls in float32 reach {rate / 1e12:.3g} TFLOP/s here; train/mfu is the share of this rate\n"
     )
 
 

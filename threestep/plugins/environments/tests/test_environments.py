@@ -173,7 +173,7 @@ def test_a_parser_that_nobody_knows_is_a_mistake_and_failures_are_said_once(file
     mistakes = Mistakes()
     note_mistakes(EnvironmentArguments(tool_parser="herms", tools="tool.py"), mistakes)
     assert mistakes.sentences == [
-        "--tools expects FILE.py:NAME, a Python file and a name in it, got 'tool.py'",
+        "--tools expects FILE.py:NAME, a Python file and a name defined in it, got 'tool.py'",
         "--tool_parser expects one of auto, hermes, llama, pythonic, got 'herms'; did you mean 'hermes'?",
     ]
     environments = loaded(file, ["Good"])
@@ -222,7 +222,7 @@ def test_an_installed_environment_is_named_alone(install):
         ("Mase", "environment (Gone, Maze, Number), got 'Mase'; did you mean 'Maze'?"),
         ("Number", "expects a class, got 'Number', which is int"),
         ("Gone", "'packaged_mazes:Away' does not load: AttributeError"),
-        ("here:Maze", "expects FILE.py:NAME, a Python file and a name in it, got 'here:Maze'"),
+        ("here:Maze", "expects FILE.py:NAME, a Python file and a name defined in it, got 'here:Maze'"),
     ],
 )
 def test_mistakes_in_the_name_of_an_installed_one(install, given, sentence):
@@ -294,7 +294,7 @@ def components(critic: str = "c", **given) -> Components:
             "adds up to 540 seconds, but other ranks wait only for --rank_timeout 300; lower the first",
         ),
         ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, but this run has none"),
-        ({"environment": None}, "--reward environment needs the rewards of an environment, but"),
+        ({"environment": None}, "--reward environment needs an environment, but"),
         ({"replay_routers": "follow"}, "--environment, --tools draw turn by turn, and turns record no experts"),
     ],
 )

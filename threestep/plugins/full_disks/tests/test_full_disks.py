@@ -100,7 +100,7 @@ def test_rescued(tmp_path, monkeypatch, capsys):
     assert (place / "weights").read_text() == "trained" and place.parent.stat().st_mode & 0o777 == 0o700
     said = capsys.readouterr().out
     assert f"THE MODEL IS NOT IN {tmp_path}/run" in said and f"it is in {place}; move it" in said
-    with pytest.raises(ThreestepError, match=f"the run is trained, .* then mv {place} {tmp_path}/run/model$"):
+    with pytest.raises(ThreestepError, match=f"training is complete, .* then mv {place} {tmp_path}/run/model$"):
         final.check()
     (tmp_path / "temporary").mkdir()  # where temporary files are, if no folder is given
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))

@@ -73,7 +73,7 @@ def test_varlen_is_the_first_choice_and_packs(family):
 
 
 def test_other_families_and_machines(monkeypatch):
-    said = ("eager", ["attention is 'eager': transformers gives the family no other"])
+    said = ("eager", ["attention is 'eager': transformers offers this family no other"])
     assert chosen(tiny_causal_lm("bloom", HALF))[:2] == said
     model = tiny_causal_lm("llama", HALF, head_dim=16)
     model._supports_attention_backend = False
@@ -84,7 +84,7 @@ def test_other_families_and_machines(monkeypatch):
         patch.setattr(attention_choice, "current_difference", lambda *given, **more: float("nan"))
         name, notes, _ = chosen(tiny_causal_lm("llama", HALF, head_dim=16))
     assert name == "flex_attention"
-    assert notes[0] == "attention is not varlen: the family computes something else under another name"
+    assert notes[0] == "attention is not varlen: the switch changes the model's outputs"
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     name, notes, others = chosen(tiny_causal_lm("llama"))
     assert (name, others) == ("sdpa", [])
@@ -155,7 +155,7 @@ def test_all_that_was_left_is_tried_before_rows_are_padded(monkeypatch):
         return policy(rows).logprobs_M
 
     reason = why_not_packed(model, read, 30, CPU)
-    assert reason == "its forward refuses the mask of segments (RuntimeError: no sdpa)"
+    assert reason == "its forward rejects the mask of segments (RuntimeError: no sdpa)"
     tried = own_forward_of(model).notes[1:]
     assert [note.split(",")[0] for note in tried] == ["attention is flex_attention", "attention is sdpa"]
 

@@ -80,7 +80,7 @@ def test_a_base_that_is_not_there(tmp_path, base, words):
 def test_a_base_that_is_no_model(save_folder, tmp_path, monkeypatch):
     folder = adapter_at(tmp_path / "adapter", base := save_folder())
     Path(base, "config.json").unlink()
-    words = f"of the adapter '{folder}' the base: the folder '{base}' holds no config.json"
+    words = f"the base model of the adapter '{folder}': the folder '{base}' holds no config.json"
     refused(folder, words)
     cached(monkeypatch, {"an/adapter": folder})
     refused("an/adapter", words.replace(str(folder), "an/adapter"))
@@ -92,7 +92,7 @@ def test_a_base_that_is_an_adapter(save_folder, tmp_path, monkeypatch):
     refused(outer, "is an adapter of '.*inner', which is an adapter too; first merge")
     cached(monkeypatch, {"an/adapter": inner})
     third = adapter_at(tmp_path / "third", "an/adapter")
-    refused(third, "an adapter of 'an/adapter', which is an adapter itself; merge")
+    refused(third, "an adapter of 'an/adapter', which is itself an adapter; merge")
 
 
 def cached(monkeypatch, folders: dict[str, Path]) -> None:

@@ -141,10 +141,10 @@ def test_a_quantized_base(adapter):
     settings_in(str(base), quantization_config={"quant_method": "awq"})
     with pytest.raises(ThreestepError, match="weights are quantized, so merging would round them; set base_model"):
         load(folder)
-    words = f"of the adapter '{folder}' the base: '{base}': expected whole w"
+    words = f"the base model of the adapter '{folder}': '{base}': expected whole w"
     with pytest.raises(ThreestepError, match=words) as said:
         check_trains(ModelSettings(folder), generates=True)
-    assert str(said.value).endswith(f"and write it to base_model_name_or_path in '{folder}/adapter_config.json'")
+    assert str(said.value).endswith(f"and set base_model_name_or_path in '{folder}/adapter_config.json'")
 
 
 def test_an_adapter_on_weights_in_fp8_is_merged_into_whole_ones(adapter):

@@ -192,7 +192,7 @@ def test_what_is_guessed():
     assert named.choices() == []
     assert without_head.choices() == [("speculate_by", "ngram", "there is no head", None)]
     with pytest.raises(
-        ThreestepError, match=("--speculate 2 does not work with prompts that have images: it guesses the")
+        ThreestepError, match=("--speculate 2 does not work with prompts that have images: it can guess only the")
     ):
         beside_images(speculate="2", speculate_by="ngram")
 

@@ -101,23 +101,23 @@ class EngineArguments:
     )
     gradient_accumulation_steps: int = flag(
         1,
-        "Forwards per optimizer step. A step takes exactly batch size x ranks x this many sequences.",
+        "Forwards per optimizer step. A step uses exactly batch size x ranks x this many sequences.",
         "steps >= 1",
         topic="batch",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
-        "Maximum tokens in one forward, padding included; default: enough for the batch size's longest sequences, but "
+        "Maximum tokens in one forward, padding included; default: enough for a batch of the longest sequences, but "
         f"at most {SMALL_FORWARD_TOKENS:,} in packed rows on a CPU.",
         "tokens >= 1",
         topic="batch",
     )
     padded: bool = flag(
-        False, "One padded sequence per row instead of packed rows; slower, for comparison.", topic="memory"
+        False, "One padded sequence per row instead of packed rows; slower; for comparison.", topic="memory"
     )
     share_beginnings: int | None = flag(
         None,
-        "Minimum length in tokens of a common prefix that an optimizer step's rows compute once, e.g. rows of one "
+        "Minimum length in tokens of a common prefix that is computed once per optimizer step, e.g. for rows of one "
         "conversation; 0: off; auto: 64 if the first steps' rows begin alike. The gradient is the same. Packed rows "
         "only; responses always share their prompt.",
         "tokens >= 0",
@@ -137,7 +137,7 @@ class EngineArguments:
     eval_interval: int | None = flag(
         None,
         "Optimizer steps between evaluations; 0: only before and after training. Default, without --eval_epochs: ten "
-        "evaluations, evenly spaced, or fewer if ten would read more rows than training does.",
+        "evenly spaced evaluations, or fewer if ten would read more rows than training does.",
         "steps >= 0",
         topic="evaluation",
         may_change=True,
@@ -172,19 +172,19 @@ class EngineArguments:
     )
     min_lr_ratio: float = flag(
         0.0,
-        f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))}).",
+        f"Minimum learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))}).",
         "0 <= share <= 1",
     )
     stable_ratio: float = flag(
         0.9,
-        f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))}).",
+        f"Share of the steps after warm-up at the peak rate, before the decay ({', '.join(_reading('stable_ratio'))}).",
         "0 <= share <= 1",
     )
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 disables clipping.", "norm >= 0")
     dtype: str = flag(
         "bf16",
-        "Precision of training; fp16 needs a GPU, and ZeRO stage 1, 2 or 3. bf16 keeps float32 master weights; "
-        "DeepSpeed accumulates gradients in bf16 at ZeRO stage 0, in float32 from stage 1 on.",
+        "Training precision; fp16 needs a GPU and ZeRO stage 1, 2 or 3. bf16 keeps float32 master weights; "
+        "DeepSpeed accumulates gradients in bf16 at ZeRO stage 0 and in float32 from stage 1 on.",
         choices=DTYPE_NAMES,
         topic="memory",
     )
@@ -241,18 +241,18 @@ def check_stage(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> 
     )
     mistakes.require(
         stage == 0 or name not in OPTIMIZERS or not OPTIMIZERS[name].whole_weights,
-        f"--optimizer {name} needs whole weights, but {stage_flag} {stage} gives it flat pieces; give "
+        f"--optimizer {name} needs whole weights, but {stage_flag} {stage} gives it flat shards; use "
         f"{stage_flag} 0, or another optimizer",
     )
     mistakes.require(
         flags.dtype != "fp16" or stage > 0,
-        f"--dtype fp16 expects {stage_flag} 1, 2 or 3, got 0, at which DeepSpeed does not scale the loss; 1 computes "
-        "the same, on one GPU too",
+        f"--dtype fp16 expects {stage_flag} 1, 2 or 3, got 0: DeepSpeed does not scale the loss at stage 0; "
+        "stage 1 gives the same results, even on one GPU",
     )
     if not flags.bf16_optimizer_states:
         return
     mistakes.require(flags.dtype == "bf16", f"--bf16_optimizer_states expects --dtype bf16, got {flags.dtype}")
-    mistakes.require(stage > 0, f"--bf16_optimizer_states expects {stage_flag} 1, 2 or 3, got 0, which has none")
+    mistakes.require(stage > 0, f"--bf16_optimizer_states expects {stage_flag} 1, 2 or 3, got 0: stage 0 has none")
     mistakes.require(
         not flags.offload,
         "--bf16_optimizer_states does not work with --offload, which needs DeepSpeed's compiled optimizer; leave one "
@@ -264,7 +264,7 @@ def check_zero3_limit(mistakes: Mistakes, given: int | None, wanted: str, is_zer
     """Note a limit of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
     mistakes.require(
         given is None or is_zero3,
-        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, but no model uses ZeRO-3; leave it out or give "
+        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, but no model uses ZeRO-3; leave it out, or use "
         f"{wanted}",
     )
 
@@ -277,8 +277,8 @@ def check_schedule(mistakes: Mistakes, flags: Any) -> None:
         schedules = _reading(setting)
         mistakes.require(
             given == getattr(ScheduleShape, setting) or flags.lr_scheduler_type in schedules,
-            f"--{setting} {given:g} is for the schedules {', '.join(schedules)}, but --lr_scheduler_type is "
-            f"{flags.lr_scheduler_type}; leave it out or use one of those",
+            f"--{setting} {given:g} applies only to the schedules {', '.join(schedules)}, but --lr_scheduler_type is "
+            f"{flags.lr_scheduler_type}; leave it out, or use one of those",
         )
     mistakes.require(
         not (flags.num_warmup_steps and flags.warmup_ratio),

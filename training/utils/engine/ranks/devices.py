@@ -56,11 +56,11 @@ def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
         visible = f"{VISIBLE}={environment[VISIBLE]}" if VISIBLE in environment else f"{VISIBLE} is not set"
         raise ThreestepError(
             f"{ACCELERATOR}=cuda needs a GPU, but torch {torch.__version__} finds none here ({visible}): unset "
-            f"{ACCELERATOR} for the CPU, or install a driver and a build of torch that fit the GPU"
+            f"{ACCELERATOR} to use the CPU, or install a driver and a torch build that fit the GPU"
         )
     if wanted == "cpu" and has_cuda:
         raise ThreestepError(
-            f"{ACCELERATOR}=cpu, and CUDA has started in this process: set {VISIBLE}= (empty) beside it"
+            f"{ACCELERATOR}=cpu, but CUDA has already started in this process: also set {VISIBLE}= (empty)"
         )
     return wanted or ("cuda" if has_cuda else "cpu")
 
@@ -78,7 +78,7 @@ def device_of(local_rank: int, visible: int) -> torch.device:
         return torch.device("cpu")
     if local_rank >= visible:
         raise ThreestepError(
-            f"rank {local_rank} of this host (LOCAL_RANK, from 0) needs a GPU of its own, and {visible} "
+            f"rank {local_rank} of this host (LOCAL_RANK, from 0) needs a GPU of its own, but {visible} "
             f"{'are' if visible > 1 else 'is'} visible ({VISIBLE}={os.environ.get(VISIBLE, 'not set')}): start at most "
             f"{visible} rank{'s' if visible > 1 else ''} here, or let every rank see all GPUs"
         )

@@ -168,7 +168,7 @@ def _imported_deepspeed() -> Any:
 def check_dtype(dtype: str) -> torch.dtype:
     """Return the torch dtype for "fp32", "bf16" or "fp16"; ThreestepError if this machine cannot train in it."""
     if dtype == "fp16" and not torch.cuda.is_available():
-        raise ThreestepError("--dtype fp16 needs a GPU: DeepSpeed refuses it on a CPU; use bf16 or fp32")
+        raise ThreestepError("--dtype fp16 needs a GPU: DeepSpeed does not support it on a CPU; use bf16 or fp32")
     return DTYPES[dtype]
 
 
@@ -230,7 +230,7 @@ class RankWatch:
             if self._stopped.wait(_GRACE_SECONDS):
                 return
             end_without_waiting(
-                f"rank {self._rank} ends because {failed} failed while this one waited for it; with checkpoints, "
+                f"rank {self._rank} ends because it was waiting for {failed}, which failed; with checkpoints, "
                 "--resume continues from the last one"
             )
 

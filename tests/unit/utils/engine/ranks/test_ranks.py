@@ -40,7 +40,11 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
         ("", True, "cuda"),
         ("npu", True, "DS_ACCELERATOR expects cpu or cuda, got 'npu'"),
         ("cuda", False, r"DS_ACCELERATOR=cuda needs a GPU, but torch .* finds none here \(CUDA_VISIBLE_DEVICES=1\)"),
-        ("cpu", True, "DS_ACCELERATOR=cpu, and CUDA has started in this process: set CUDA_VISIBLE_DEVICES="),
+        (
+            "cpu",
+            True,
+            "DS_ACCELERATOR=cpu, but CUDA has already started in this process: also set CUDA_VISIBLE_DEVICES=",
+        ),
     ],
 )
 def test_the_accelerator_is_what_is_there_or_asked_for(asked, has_cuda, expected):
@@ -66,7 +70,7 @@ def test_the_cpu_of_a_machine_with_gpus_hides_them(monkeypatch):
 def test_a_rank_has_the_gpu_of_its_number_and_more_ranks_than_gpus_are_refused(monkeypatch):
     assert device_of(3, 0) == CPU and device_of(1, 2) == torch.device("cuda", 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    sentence = r"rank 1 of this host .* and 1 is visible \(CUDA_VISIBLE_DEVICES=5\): start at most 1 rank here"
+    sentence = r"rank 1 of this host .* but 1 is visible \(CUDA_VISIBLE_DEVICES=5\): start at most 1 rank here"
     with pytest.raises(ThreestepError, match=sentence):
         device_of(1, 1)
 

@@ -190,7 +190,7 @@ def test_other_settings_are_refused_or_drawn_again(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"\xff", "expects UTF-8 text"),
+        (b"\xff", "is not UTF-8 text"),
         (b"[" * 100_000, "line 1: .*JSON"),
         (b"{}\n", "prompt_index is missing"),
         (b"", "should hold prompts 2 to 2, one per line"),

@@ -116,7 +116,9 @@ def test_the_pad_token_that_llama_lacks_is_added_and_stays(chained):
 
     start = chained.folders[1].parent / "start"
     rows = AutoModelForCausalLM.from_pretrained(start).get_input_embeddings().num_embeddings
-    assert f"has no pad token: [PAD] is added as token {rows}, and the model's embeddings grow" in chained.ran[1].stdout
+    assert (
+        f"has no pad token, so [PAD] was added as token {rows} and to the model's embeddings" in chained.ran[1].stdout
+    )
     model = AutoModelForCausalLM.from_pretrained(chained.folders[1] / "model")
     assert model.get_input_embeddings().num_embeddings == rows + 1
     for step, name in ((1, "model"), (2, "model"), (3, "model"), (3, "critic")):

@@ -73,7 +73,7 @@ def test_what_is_printed_adds_up_and_only_the_first_rank_speaks(capsys, monkeypa
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--num_ranks", "8"], "--num_ranks 8 starts ranks behind `threestep` and scripts"),
+        (["--num_ranks", "8"], "--num_ranks 8 is the number of ranks that `threestep` and scripts"),
         (["--dry_run", "true", "--ranks", "0"], "--num_ranks expects 1 or more, got 0"),
         (["--device", "cuda"], "--device expects --dry_run, got cuda without it"),
         (

@@ -137,7 +137,9 @@ def test_one_that_fails_is_left_out(tmp_path, mlflow, capsys):
 
 def test_one_that_cannot_be_opened_ends_the_run_at_its_start(tmp_path, mlflow):
     mlflow.start_run = raising(RuntimeError("no such\nserver"))
-    with pytest.raises(ThreestepError, match=r"--report_to mlflow: it cannot be opened \(RuntimeError: no such"):
+    with pytest.raises(
+        ThreestepError, match=r"--report_to mlflow: the tracker cannot be opened \(RuntimeError: no such"
+    ):
         open_trackers(["mlflow"], tmp_path, {}, 0)
 
 
