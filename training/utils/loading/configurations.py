@@ -127,7 +127,7 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
         raise ThreestepError(
             f"sequences may have {longest_tokens} tokens ({flags}), but '{settings.name_or_path}' (longrope) changes "
             f"the angles of a whole batch if one sequence exceeds {steady}, so sequences would affect each other; "
-            f"lower the limit to {steady}, or use a model with another type of positions (default, linear, yarn, llama3)"
+            f"lower the limit to {steady}, or use a model with other positions (default, linear, yarn, llama3)"
         )
 
 

@@ -195,13 +195,13 @@ def missing_plugin(kind: str, name: str) -> str:
     plugin = owner_of(kind, name)
     if plugin is None:
         return f"no installed plugin adds '{name}' to {kind}"
-    return f"this needs the plugin '{plugin}', which is not installed: {GROUP}.{plugin}"
+    return f"this needs the plugin '{plugin}', which is not installed ({GROUP}.{plugin})"
 
 
 def check_plugin(plugin: str, user: str) -> None:
     """Raise ThreestepError if a plugin of this project is not there. user: what needs it, such as a flag."""
     if plugin not in plugins():
-        raise ThreestepError(f"{user} needs the plugin '{plugin}', which is not installed: {GROUP}.{plugin}")
+        raise ThreestepError(f"{user} needs the plugin '{plugin}', which is not installed ({GROUP}.{plugin})")
 
 
 def plugin_module(plugin: str, module: str) -> Any:
