@@ -559,7 +559,7 @@ FAULTS = (
            baseline=lambda self, x: _of_ranks(self, x, lambda own: own.mean(1))),
     _fault("grpo", "mean of all", "rollout_advantages", "whole group", settings={**_ROLLED, "advantage": "rloo"},
            uses={"advantage": "grpo"}),
-    _fault("grpo", "advantages of the next response", "advantages", "numbers of the next",
+    _fault("grpo", "advantages of the next response", "advantages", "next response.s numbers",
            handed=_handed("advantages", _of_next)),
     _fault("grpo", "old logprobs one token late", "old_logprobs", "one token late",
            handed=_handed("old", lambda self, found_T, batch: batch.moved(found_T, 1) * batch.data_T)),
