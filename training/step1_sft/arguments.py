@@ -26,7 +26,7 @@ class SftArguments:
 
 
 def check_flags(flags: OneModelFlags) -> None:
-    """Raise ThreestepError if sequences are to share tokens that differ for the regularizer."""
+    """Raise ThreestepError if sequences would share tokens that the regularizer makes different."""
     why_not = regularizer_of(flags.added).why_not_shared
     if flags.engine.share_beginnings and why_not:
         raise ThreestepError(

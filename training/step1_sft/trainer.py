@@ -68,7 +68,7 @@ def closing_figures(before: SftEvaluation | None, after: SftEvaluation | None) -
 
 
 def closing_sentence(before: SftEvaluation, after: SftEvaluation) -> str:
-    """The same in words."""
+    """Return the closing figures as one sentence."""
     return (
         f"evaluation loss {before.loss:.3f} -> {after.loss:.3f} nats per token, token accuracy "
         f"{before.token_accuracy:.3f} -> {after.token_accuracy:.3f}"
@@ -116,7 +116,7 @@ def _row_losses(micro_batch: SentenceBatch, logprobs_M: torch.Tensor) -> torch.T
 
 
 class SftTrainer:
-    """Trains `run.engine`, a PolicyModel under DeepSpeed, on sentences. The weight of their likelihood is the guests'
+    """Train `run.engine`, a PolicyModel under DeepSpeed, on sentences. The weight of their likelihood is the guests'
     `own_loss_weight`."""
 
     def __init__(self, run: TrainingRun[SentenceRow], regularizer: Regularizer | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Step 2 without a reward model: the policy itself is trained on ranked responses (direct preference optimisation)."""
+"""Step 2 without a reward model: the policy itself is trained on ranked responses (direct preference optimization)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of direct preference optimisation that no other step has. Cheap to import: `--help` reaches this module."""
+"""The flags that only direct preference optimization has. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _LossArguments:
 
 @dataclass
 class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[misc]
-    """Direct preference optimisation."""
+    """Direct preference optimization."""
 
     topic: ClassVar[str] = "loss"
 
@@ -70,7 +70,7 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
     )
 
     def validate(self, mistakes: Mistakes) -> None:
-        """Note what is wrong with these settings."""
+        """Note every mistake in these settings."""
         weights = mistakes.note(weighted_names, self.loss_type)
         if weights is None:
             return
@@ -118,7 +118,7 @@ def needs_reference(dpo: DpoArguments) -> bool:
 
 
 def kind_of_rows(dpo: DpoArguments) -> str:
-    """The rows that the losses train on."""
+    """Return the kind of rows on which the losses train."""
     return LOSSES[next(iter(weighted_names(dpo.loss_type)))].rows
 
 

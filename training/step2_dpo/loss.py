@@ -1,5 +1,5 @@
-"""The losses of preferences: what each computes of a batch of responses, the table of their names, their weighted sum,
-and beta by the step. Pure: tensors in, tensors out. Cheap to import: `--help` reaches this module.
+"""The preference losses of a batch of responses, the table of their names, their weighted sum, and beta at each
+step. Pure: tensors in, tensors out. Cheap to import: `--help` reaches this module.
 
 M target tokens, B sequences (a prompt with one response each), Q pairs of sequences with the same prompt, the first
 better than the second.

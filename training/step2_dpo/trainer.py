@@ -1,4 +1,4 @@
-"""The loop of direct preference optimisation: batches of ranked responses, their log-probabilities under policy and
+"""The loop of direct preference optimization: batches of ranked responses, their log-probabilities under policy and
 reference, the preference loss, evaluation.
 
 Knows neither flags nor files; what it needs comes as arguments.
@@ -76,7 +76,7 @@ def closing_figures(before: DpoEvaluation | None, after: DpoEvaluation | None) -
 
 
 def closing_sentence(before: DpoEvaluation, after: DpoEvaluation) -> str:
-    """The same in words."""
+    """Return the closing figures as one sentence."""
     return (
         f"evaluation loss {before.loss:.3f} -> {after.loss:.3f}, pair accuracy {after.accuracy:.3f}, reward margin "
         f"{after.reward_margin:.2f}"
@@ -122,7 +122,7 @@ class DpoStep(StepTaken):
 
 
 class DpoTrainer:
-    """Trains `run.engine`, a PolicyModel under DeepSpeed, on ranked or marked responses."""
+    """Train `run.engine`, a PolicyModel under DeepSpeed, on ranked or marked responses."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class RewardModelArguments:
 
 
 def check_margins(rows: Sequence[ResponsesRow], reward: RewardModelArguments) -> None:
-    """Raise ThreestepError if margins are to be trained with and no row has any."""
+    """Raise ThreestepError if the loss needs margins and no row has one."""
     if reward.margin_scale > 0 and all(row.margins is None for row in rows):
         raise ThreestepError(
             f"--margin_scale {reward.margin_scale:g} needs margins, but no training row has one; name the margin "

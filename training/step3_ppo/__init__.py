@@ -1,4 +1,4 @@
-"""Step 3: PPO against the reward model."""
+"""Step 3: reinforcement learning with PPO and related algorithms."""
 
 from __future__ import annotations
 

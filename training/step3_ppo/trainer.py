@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PpoTrainer:
-    """Trains the actor and the critic of `roles`."""
+    """Train the actor and the critic of `roles`."""
 
     roles: Roles
     rollout_engine: RolloutEngine
@@ -261,7 +261,7 @@ class PpoTrainer:
         return PpoResult(self.before, after, self.metrics.seconds, self.reports.closing())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what iterations change besides the models, as JSON holds it. A collective."""
+        """Return the state, other than the models, that iterations change, as JSON values. A collective."""
         # Nothing draws from here on.
         queue = {} if self.queue is None else {self.queue.state_name: self.queue.state_dict()}
         return {
@@ -312,7 +312,7 @@ class PpoTrainer:
         return Asked([prompts for prompts, _ in batches], requests)
 
     def note_drawn(self, iteration: int) -> None:
-        """Note what was drawn, and what became of each prompt. A collective."""
+        """Note the rollouts and the outcome of each prompt. A collective."""
         if self.events is not None:
             drawn = self._taken
             if drawn is None:

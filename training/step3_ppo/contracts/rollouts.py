@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """The prompts of a step's rollouts on this rank, one entry for each of them, and what is asked for them."""
+    """The prompts of a step's rollouts on this rank, one entry for each, and the request made for them."""
 
     prompts: Sequence[PromptBatch]
     requests: Sequence[RolloutRequest]
 
 
 class Times(NamedTuple):
-    """Seconds since 1970: when a step's rollouts were asked for, and when drawing began and ended on this rank."""
+    """Seconds since 1970: the request for a step's rollouts, and the begin and end of their generation on this rank."""
 
     asked: float
     began: float
@@ -84,7 +84,7 @@ class PromptSource:
         """Receive the results of this rank's prompts. left_out: those that were scored and are not trained on."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `observe` and `take` change."""
+        """Return the state that `observe` and `take` change."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,14 +125,14 @@ class RolloutQueue:
         return {}
 
     def note_unused(self, events: RolloutEvents, reason: str) -> None:
-        """Note what is drawn and not trained on, at the end of a run. A collective."""
+        """At the end of a run, note the rollouts that were not trained on. A collective."""
 
     def state_dict(self) -> Any:
         """Return all ranks' rollouts that no step has trained on, as JSON holds them. A collective."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned, on any number of ranks."""
+        """Restore a state of `state_dict`, on any number of ranks."""
         raise NotImplementedError
 
 

@@ -63,7 +63,7 @@ def draw_responses(
 def request_for(
     prompts: PromptBatch, sampling: Sampling, seeds: Sequence[int], layout: SequenceLayout, *, device: torch.device
 ) -> RolloutRequest:
-    """Return what an engine is asked for: a response for each seed, equally many to each prompt and adjacent."""
+    """Return the request to an engine: one response per seed, with equally many, adjacent responses to each prompt."""
     ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
     count = len(seeds) // len(prompts.rows)
     return RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows, layout.media_of(prompts.rows))

@@ -100,7 +100,7 @@ def _check_pair(
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The flags, and what their names select."""
+    """The flags, with the estimator, loss and other objects that they name."""
 
     flags: AlgorithmArguments
     estimator: Estimator

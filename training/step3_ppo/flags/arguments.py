@@ -135,7 +135,7 @@ class PpoArguments:
             self.generation_batches *= minibatch // rolled_out
 
     def validate(self, mistakes: Mistakes) -> None:
-        """Note what is wrong with these settings."""
+        """Note every mistake in these settings."""
         rolled_out, minibatch = self.sequences_per_rollout, self.sequences_per_minibatch
         mistakes.require(
             minibatch >= 1 and rolled_out % max(minibatch, 1) == 0,
@@ -162,7 +162,7 @@ class PpoArguments:
         return self.per_device_generation_batch_size * self.num_samples_per_prompt * self.generation_batches
 
     def prompts_of_step(self, world_size: int) -> int:
-        """Return the prompts that all ranks take between two updates."""
+        """Return the number of prompts that all ranks use between two updates."""
         return self.per_device_generation_batch_size * self.generation_batches * world_size
 
     @property
@@ -310,7 +310,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     mask_truncated_responses: bool = flag(False, "Exclude responses that were cut off from the loss.")
 
     def validate(self, mistakes: Mistakes) -> None:
-        """Note what is wrong with these settings."""
+        """Note every mistake in these settings."""
         mistakes.require(
             self.stop_kl is None or self.kl_coef > 0,
             f"--stop_kl {self.stop_kl} needs the KL to the reference, but --kl_coef 0 loads no reference; set "

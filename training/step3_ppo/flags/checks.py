@@ -56,7 +56,7 @@ class Components(NamedTuple):
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """Every function of responses, by the name that errors give it."""
+        """Return every reward function by its name in errors."""
         rules = {reward.name: reward.rule for reward in self.rewards if reward.rule is not None}
         return rules | ({"--checker": self.checker} if self.checker is not None else {})
 
@@ -180,7 +180,7 @@ def _check_critic(flags: PpoFlags, algorithm: Algorithm, rewards: tuple[Reward, 
 
 
 def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia | None) -> None:
-    """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
+    """Raise ThreestepError for flags that do not support prompts with images. images: of the prompts, if any."""
     if images is None:
         return
     mistakes, engine, ppo, form = Mistakes(), components.rollout_engine, flags.ppo, flags.data.form
@@ -245,7 +245,7 @@ def _obstacles(name: str, flags: PpoFlags, algorithm: Algorithm) -> Iterator[tup
 
 
 def check_reuse(flags: PpoFlags, algorithm: Algorithm, mistakes: Mistakes) -> None:
-    """Add what keeps forwards from learning that were asked to."""
+    """Note the reasons why requested forwards cannot be reused."""
     for name in ROLES:
         for why, instead in _obstacles(name, flags, algorithm) if getattr(flags.ppo, name) else ():
             mistakes.add(f"--{name} {why}; {instead}")
@@ -270,7 +270,7 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
 
 
 def chosen_by_flags(name: str, flags: PpoFlags, algorithm: Algorithm) -> AutoChoice:
-    """Return what the flag's auto stands for, whatever the memory. name: FORWARDS or VALUES."""
+    """Return the choice of the flag's auto, regardless of memory. name: FORWARDS or VALUES."""
     why = why_apart(name, flags, algorithm)
     if why is not None:
         return AutoChoice(name, False, why)

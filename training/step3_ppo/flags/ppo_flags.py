@@ -60,12 +60,12 @@ class PpoFlags(NamedTuple):
 
     @property
     def longest_tokens(self) -> int:
-        """The most tokens of a prompt with its response."""
+        """The maximum number of tokens of a prompt with its response."""
         return self.data.rows.max_prompt_seq_len + self.ppo.max_answer_seq_len
 
     @property
     def prompt_source(self) -> str | None:
-        """The address of what opens the source of prompts (`prompt_sources` of plugins); None: the dataset's."""
+        """The address of the opener of the prompt source (`prompt_sources` of plugins); None for the dataset."""
         return asked_for("prompt_sources", self.settings, "prompts can have only one source")[1]
 
     @property

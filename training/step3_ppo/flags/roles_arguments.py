@@ -117,7 +117,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
     offload_reward_model: bool = flag(False, "ZeRO-3: keep the reward model's weights in CPU memory.", topic="memory")
 
     def validate(self, mistakes: Mistakes) -> None:
-        """Note what is wrong with these settings."""
+        """Note every mistake in these settings."""
         mistakes.require(
             bool(self.actor_model_name_or_path),
             "--actor_model_name_or_path is not set; set it to step 1's model (a folder or a hub name)",

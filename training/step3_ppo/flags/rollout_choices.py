@@ -92,19 +92,19 @@ class RolloutScheduler:
 
 
 def scheduler_of(flags: PpoFlags) -> RolloutScheduler | None:
-    """Return what decides which weights draw; None where the newest do. ThreestepError where two plugins would."""
+    """Return the rollout scheduler of a plugin; None without one. Raise ThreestepError if there are two."""
     made = (make(flags) for make in hooks("rollout_scheduler"))
     found = ((type(scheduler).__name__, scheduler) for scheduler in made if scheduler is not None)
     return one_at_most(found, "rollouts can have only one scheduler", "each are one")
 
 
 def draws_exactly(flags: PpoFlags) -> bool:
-    """Return whether the trained model's newest weights draw, and compute the log-probabilities of what is drawn."""
+    """Return whether the newest weights generate the responses and compute their log-probabilities."""
     return engine_class(flags.ppo.rollout_engine).logprobs_are_trained_models and scheduler_of(flags) is None
 
 
 def correction_of(flags: PpoFlags) -> Correction:
-    """Return what corrects rollouts. ThreestepError where two plugins would, or none does and a run needs it."""
+    """Return the correction of rollouts. Raise ThreestepError if there are two, or none and the run needs one."""
     named = ((f"--{name}", place) for name, place in added("corrections", ()).items())
     place = one_at_most(named, "rollouts can be corrected only once", "each correct them")
     if place is not None:

@@ -1,4 +1,4 @@
-"""The optimizer steps of one rollout as others see them: observers, bad steps, figures, and the outcome of each prompt:
+"""Notes on the optimizer steps of one rollout for observers, bad steps and figures, and the outcome of each prompt:
 learned from, or left out, with the reason."""
 
 from __future__ import annotations

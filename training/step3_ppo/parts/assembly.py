@@ -1,5 +1,5 @@
-"""Opens the models of a run and its rollout engine, checked before the first step, and settles the flags that were left
-to `auto`, once the models are loaded and nothing has been drawn."""
+"""Open the models of a run and its rollout engine, check them before the first step, and settle the flags left to
+`auto` once the models are loaded and before anything is generated."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
-    """Return what draws responses, checked against the actor's own forward. A collective, before a checkpoint changes
-    the weights."""
+    """Return the rollout engine, checked against the actor's own forward. A collective, called before a checkpoint
+    changes the weights."""
     flags, components, inputs, ranks = opening.flags, opening.components, opening.inputs, opening.ranks
     kind, tokenizer = components.rollout_engine, opening.tokenizers.actor
 
@@ -72,7 +72,7 @@ def deciding_settings(flags: PpoFlags, partners: Partners) -> dict[str, Any]:
 
 
 def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
-    """Load the models that something needs, with what trains beside them, checked. A collective."""
+    """Load and check the models that the run needs, with the guests that train beside them. A collective."""
     flags, components, inputs = opening.flags, opening.components, opening.inputs
     algorithm, steps = components.algorithm, flags.ppo.steps_per_rollout
     optimizer_steps, warmup_steps = inputs.rollouts * steps, flags.algorithm.critic_warmup * steps
@@ -128,7 +128,7 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
 
 
 def with_guests(roles: Roles, features: GuestFeatures, *, path: str, total_steps: int, seed: int) -> Roles:
-    """Return the roles with what trains beside them. A collective. path: of the actor. total_steps: its optimizer's."""
+    """Return the roles with their guests. A collective. path: of the actor. total_steps: of its optimizer."""
     models = [(roles.actor, roles.actor_model)]
     if roles.critic is not None and roles.critic_model is not None:
         models.append((roles.critic, roles.critic_model))

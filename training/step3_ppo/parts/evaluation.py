@@ -51,7 +51,7 @@ class HeldOut(NamedTuple):
 
     @classmethod
     def of_run(cls, inputs: Inputs, ppo: PpoArguments, are_replayed: bool) -> HeldOut:
-        """Return the held-out prompts of a run, and how its flags evaluate them."""
+        """Return the held-out prompts of a run with the evaluation settings of its flags."""
         return cls(
             inputs.eval,
             ppo.per_device_eval_batch_size,
@@ -66,7 +66,7 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Samples responses to each held-out prompt, each from its own seed, the same in every evaluation."""
+    """Sample responses to each held-out prompt, each with its own seed, which is the same in every evaluation."""
 
     roles: Roles
     rollout_engine: RolloutEngine

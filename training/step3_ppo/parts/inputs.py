@@ -1,4 +1,4 @@
-"""Inputs of a run of step 3: tokenizers, prompts, what is learned beside them, and the rollouts that they make."""
+"""Inputs of a run of step 3: tokenizers, prompts, further training data, and the number of rollouts."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Reports:
 
 
 def shown(figures: Mapping[str, float]) -> list[ShownFigure]:
-    """Return what the progress shows of a rollout with its updates."""
+    """Return the figures that the progress line shows of a rollout and its updates."""
     cut_share = 1.0 - figures["rollout/ended_share"]
     rate = figures.get("actor/learning_rate", figures.get("critic/learning_rate"))  # the critic's while it warms up
     found = [ShownFigure("score", figures["rollout/score"])]

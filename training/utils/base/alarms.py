@@ -27,11 +27,11 @@ _warned = threading.Event()
 
 
 class RefusedAlarm(BaseException):
-    """Ends a call that asks for an alarm in another thread than the main one."""
+    """Raised to end a call that sets an alarm outside the main thread."""
 
 
 class TimeIsUp(BaseException):
-    """Ends a call in the main thread that takes too long."""
+    """Raised in the main thread to end a call that takes too long."""
 
 
 class AlarmsNoted:

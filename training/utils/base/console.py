@@ -51,12 +51,12 @@ def log_on_main(sentence: str) -> None:
 
 
 def print_to(stream: TextIO, sentence: str) -> None:
-    """Print one line, if that is possible."""
+    """Print one line; do nothing if it cannot be written."""
     write_to(stream, sentence + "\n")
 
 
 def write_to(stream: TextIO, text: str) -> None:
-    """Write text to a stream, if that is possible."""
+    """Write text to a stream; do nothing if it cannot be written."""
     with suppress(OSError):
         stream.write(_writable(stream, text))
         stream.flush()

@@ -19,7 +19,7 @@ _MOST_LISTED = 20
 
 
 class ThreestepError(ValueError):
-    """A user's mistake: what was expected, what was got, where, and what to do; without credentials (`credentials`)."""
+    """A user's mistake: the expected and the actual value, the place and the remedy, without credentials."""
 
     def __init__(self, sentence: object = "") -> None:
         super().__init__(redacted(str(sentence)))
@@ -59,7 +59,7 @@ class Mistakes:
         self.require(got in choices, f"{flag} expects one of {', '.join(choices)}, got '{got}'{near}")
 
     def note(self, check: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what `check` returns; if it raises a ThreestepError, add that and return None."""
+        """Return the result of `check`; if it raises a ThreestepError, add that and return None."""
         try:
             return check(*arguments)
         except ThreestepError as error:

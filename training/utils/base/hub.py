@@ -19,7 +19,7 @@ _CLIENT = "huggingface_hub"
 
 
 def is_offline() -> bool:
-    """True if the user set HF_HUB_OFFLINE, with which the hub is never asked."""
+    """True if the user set HF_HUB_OFFLINE, so that the hub is never contacted."""
     return os.environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
 
 

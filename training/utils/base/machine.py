@@ -18,7 +18,7 @@ def cores() -> int:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody listens on."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

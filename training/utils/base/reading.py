@@ -23,7 +23,7 @@ _MOST_CHARACTERS = 40  # of a wrong value, in an error
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what is in a file. ThreestepError for a folder and a pipe."""
+    """Return the content of a file. Raise ThreestepError for a folder or a pipe."""
     _check_file(path, "a file")
     try:
         return path.read_bytes()
@@ -38,7 +38,7 @@ def _check_file(path: Path, expected: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file. ThreestepError for a folder, a pipe, and what is not UTF-8."""
+    """Return the text of a file. Raise ThreestepError for a folder, a pipe, or content that is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as problem:

@@ -21,14 +21,14 @@ KINDS = ("linear", "yarn")
 
 
 class RopeScaling(NamedTuple):
-    """kind: of KINDS. factor: how many times as many positions."""
+    """kind: of KINDS. factor: by which positions are multiplied."""
 
     kind: str
     factor: float
 
 
 def read_scaling(text: str) -> RopeScaling:
-    """Return the scaling that `--rope_scaling` gives, e.g. yarn:4; ThreestepError for others."""
+    """Return the scaling that `--rope_scaling` gives, e.g. yarn:4; raise ThreestepError for other text."""
     kind, _, number = text.partition(":")
     try:
         factor = float(number)
@@ -76,7 +76,7 @@ def check_scaling(mistakes: Mistakes, text: str | None) -> None:
 
 
 def scaled(config: Any, text: str | None, name: str) -> Any:
-    """Return a transformers configuration with as many positions as the scaling gives; None returns it as it is.
+    """Return a transformers configuration with the positions that the scaling gives, or unchanged for None.
 
     name: of the model, for errors: one whose positions are not rotary, or are scaled already
     """

@@ -46,7 +46,7 @@ class RowSharing:
         return inputs, WHOLE_ROWS
 
     def check_ranks(self, ranks: int) -> None:
-        """ThreestepError for groups that do not share out so many ranks."""
+        """Raise ThreestepError if the groups do not divide the number of ranks."""
 
     def check_model(self, model: PreTrainedModel, longest_tokens: int) -> None:
         """ThreestepError if the ranks of a group cannot share rows of a transformers model. longest_tokens: of the

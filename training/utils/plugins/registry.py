@@ -33,7 +33,7 @@ _FOLDER = _HERE.parents[2].joinpath(*GROUP.split("."))
 
 @functools.cache
 def plugins() -> Mapping[str, Plugin]:
-    """Return every plugin that is there, by name, in the order of the names.
+    """Return every installed plugin by name, in the order of the names.
 
     One that does not load, or needs another that is not there, is left out, with one line that says so. ThreestepError
     if two have the same name.
@@ -80,8 +80,8 @@ def added(table: str, known: Iterable[str]) -> dict[str, Any]:
 
 
 def one_at_most(found: Iterable[tuple[str, Given]], what: str, each: str) -> Given | None:
-    """Return the only one of what plugins would each do, found with its name in errors; None without any.
-    ThreestepError for several: `what`, and their names `each`; leave one out."""
+    """Return the only entry of `found`, pairs of a name for errors and a value; None without any.
+    Raise ThreestepError for several: "`what`, but NAMES `each`; leave one out"."""
     pairs = list(found)
     if len(pairs) > 1:
         raise ThreestepError(f"{what}, but {' and '.join(name for name, _ in pairs)} {each}; leave one out")
@@ -125,7 +125,7 @@ def hooks(name: str) -> list[Callable[..., Any]]:
 
 
 def check_by_plugins(flags: Any, mistakes: Mistakes) -> None:
-    """Note what plugins know of a step's settings that do not go together (`Hooks.check`)."""
+    """Note conflicts between a step's settings that plugins report (`Hooks.check`)."""
     for check in hooks("check"):
         check(flags, mistakes)
 
@@ -165,7 +165,7 @@ def foreign_runs() -> list[Any]:
 
 
 def owner_of(kind: str, name: str, by_beginning: bool = False) -> str | None:
-    """Return the plugin of this project that would add a name, if it is not there; None where there is none.
+    """Return the plugin of this project that would add a name, if it is not installed; otherwise None.
 
     kind: as of `missing`. by_beginning: what plugins add are beginnings of names
     """
@@ -174,7 +174,7 @@ def owner_of(kind: str, name: str, by_beginning: bool = False) -> str | None:
 
 
 def missing(kind: str) -> dict[str, str]:
-    """Return what plugins of this project that are not there would add, with the plugins' names.
+    """Return the names that plugins of this project would add but that are not installed, with those plugins' names.
 
     kind: `commands`, `flags` or one of `Plugin.tables`
     """
@@ -191,7 +191,7 @@ def owner_sentence(kind: str, name: str, by_beginning: bool = False) -> str:
 
 
 def missing_plugin(kind: str, name: str) -> str:
-    """Return the end of a sentence on what a plugin would do that is not there. kind, name: see `owner_of`."""
+    """Return the end of a sentence about a plugin that is needed but not installed. kind, name: see `owner_of`."""
     plugin = owner_of(kind, name)
     if plugin is None:
         return f"no installed plugin adds '{name}' to {kind}"
@@ -199,7 +199,7 @@ def missing_plugin(kind: str, name: str) -> str:
 
 
 def check_plugin(plugin: str, user: str) -> None:
-    """Raise ThreestepError if a plugin of this project is not there. user: what needs it, such as a flag."""
+    """Raise ThreestepError if a plugin of this project is not installed. user: the flag or feature that needs it."""
     if plugin not in plugins():
         raise ThreestepError(f"{user} needs the plugin '{plugin}', which is not installed ({GROUP}.{plugin})")
 

@@ -109,7 +109,7 @@ def call_rule(name: str, rule: Rule, batch: RuleBatch, is_complete: bool = False
 
 
 def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, *, look: bool = True) -> ThreestepError:
-    """Return an error that names what `rule` raised, where, and for which sample.
+    """Return an error with the exception that `rule` raised, its place and the sample.
 
     A rule is called with a whole batch. To find the sample, the rule is called with one sample after the other; the
     first that raises the same exception type is named.

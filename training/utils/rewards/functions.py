@@ -1,5 +1,5 @@
-"""Reward functions of users: those that are called as TRL calls them, and the columns that functions name, held against
-those of the rows before a run.
+"""Reward functions of users: those called as TRL calls them, and the check before a run that the rows have the
+columns that functions name.
 
 TRL calls `reward(completions, **columns)`, prompts among the columns, every argument by its name. Of rows whose prompt
 is a conversation, prompts and completions are lists of messages. A function is one of these if it has a parameter

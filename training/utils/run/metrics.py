@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MetricsWriter:
-    """Writes one JSON object a step to metrics.jsonl and passes the same numbers to `trackers`.
+    """Write one JSON object per step to metrics.jsonl and pass the same numbers to `trackers`.
 
     A context manager: closing closes the trackers. A tracker that fails is dropped with a warning, and training
     continues; lines that the disk refuses wait (RunLog). done_steps, done_seconds: where a resumed run continues; its

@@ -1,4 +1,4 @@
-"""Runs a program's main so that a user's mistake ends it with one sentence, which only one of the ranks prints."""
+"""Run a program's main so that a user's mistake ends it with one sentence, printed by only one rank."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
 
 
 def no_telemetry(environment: MutableMapping[str, str]) -> None:
-    """Turn off what libraries would report of their use, unless the user set it. Before they are imported."""
+    """Turn off usage reports of libraries before they are imported, unless the user has set them."""
     for name in _NO_TELEMETRY:
         environment.setdefault(name, "1")
 

@@ -84,7 +84,7 @@ class CheckedStep:
 
 
 def chosen_by_plugin(name: str, step: CheckedStep, device: PlannedDevice) -> AutoChoice | None:
-    """Return what a flag stands for that was left to `auto`; None where no plugin chooses it."""
+    """Return the choice for a flag left to `auto`; None if no plugin makes it."""
     place = added("auto_choices", ()).get(name)
     return None if place is None else named_object(place)(step, device)
 

@@ -46,7 +46,7 @@ _TABLE = "media"  # of plugins
 
 @functools.cache
 def media_kind() -> MediaKind:
-    """Return what reads media. ThreestepError if no plugin does, and if several do."""
+    """Return the reader of media. Raise ThreestepError if no plugin or several plugins provide one."""
     places = added(_TABLE, ())
     if not places:
         raise ThreestepError(f"{MEDIA_COLUMN}: {missing_plugin(_TABLE, MEDIA_COLUMN)}")

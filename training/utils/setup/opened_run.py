@@ -161,7 +161,7 @@ class OpenedRun:
         self.folder.write_config(self.settings, f"A run of {ranks} rank{'s' if ranks > 1 else ''}.", self.plan.chosen)
 
     def step_observers(self, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> StepObservers:
-        """Return what plugins have look at the run's optimizer steps. chat, tokenizer: see `ObservedRun`."""
+        """Return the observers of the run's optimizer steps that plugins add. chat, tokenizer: see `ObservedRun`."""
         run = ObservedRun(self.step.program, self.settings, self.folder.path, self.ranks, chat, tokenizer)
         found = (open_observer(run) for open_observer in hooks("step_observer"))
         return StepObservers(observer for observer in found if observer is not None)
@@ -169,7 +169,7 @@ class OpenedRun:
     def evaluation_observers(
         self, model: WholeModel, tokenizer: PreTrainedTokenizerBase, *, batch: int, held_out: HeldOutRows | None = None
     ) -> EvaluationObservers:
-        """Return what plugins have see the run's evaluations. batch: rows of an evaluation that are read at once."""
+        """Return the observers of the run's evaluations that plugins add. batch: rows that are read at once."""
         templated = self.settings["prompt_style"] == CHAT_TEMPLATE
         template = self.flags.data.chat.template_kwargs if templated else None
         run = EvaluatedRun(self.settings, self.folder, model, tokenizer, template, batch, held_out)
