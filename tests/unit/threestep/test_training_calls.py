@@ -45,7 +45,7 @@ def here(tmp_path, monkeypatch):
         ({"model_name_or_path": "x"}, "^model_name_or_path is set by the argument model or reward_model of this"),
         pytest.param(
             {"callback": object()},
-            "^callback expects a function .step, figures., .* got an object of object; write",
+            "^callback expects a function .step, figures., got an object of object; write",
             marks=pytest.mark.needs_plugin("callback"),
         ),
         pytest.param(

@@ -133,7 +133,7 @@ def _shards(index: Path) -> list[Path]:
 
 def _cut_off(path: Path, wanted: int, size: int) -> ThreestepError:
     return ThreestepError(
-        f"'{path}': expected at least {wanted:,} bytes, as its header states, got {size:,}: the file is truncated; "
+        f"'{path}': expected at least {wanted:,} bytes according to its header, got {size:,}: the file is truncated; "
         "download or copy it again"
     )
 

@@ -285,7 +285,7 @@ def test_names_of_the_tables_are_their_entries():
     ("name", "said"),
     [
         ("missing", "^--advantage: '.*own.py' has no 'missing'"),
-        ("number", "^--advantage expects a function, got '.*own.py:number', which is int$"),
+        ("number", "^--advantage expects a function, got '.*own.py:number', which is of type int$"),
         ("of_one", r"^--advantage expects a function of \(inputs, settings\), got '.*own.py:of_one', which takes "
          r"\(inputs\): too many positional arguments$"),
     ],

@@ -72,7 +72,7 @@ def test_a_header_says_names_shapes_and_types(file):
 def test_a_file_that_is_cut_off(file, kept):
     whole = file.read_bytes()
     file.write_bytes(whole[:kept])
-    words = rf"model.safetensors': expected at least [\d,]+ bytes, as .* states, got {len(whole[:kept]):,}: .*truncated"
+    words = rf"model.safetensors': expected at least [\d,]+ bytes .* header, got {len(whole[:kept]):,}: .*truncated"
     with pytest.raises(ThreestepError, match=words):
         check_model_folder(str(file.parent))
 

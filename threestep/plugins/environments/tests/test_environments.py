@@ -151,7 +151,7 @@ def test_tools_answer_any_row(file):
             [],
             "--environment expects a class that can be created without arguments, got .*Unmade': TypeError",
         ),
-        (["number"], [], "--environment expects a function, got .*number', which is int"),
+        (["number"], [], "--environment expects a function, got .*number', which is of type int"),
         (["Goood"], [], "has no 'Goood'; did you mean 'Good'"),
         ([], ["untyped"], "--tools: the tool 'untyped' needs a docstring"),
         (["Good", "Good"], [], "--environment expects different names, got Good, Good; rename one"),

@@ -137,8 +137,8 @@ def test_a_kernel_that_is_wrong_is_found_and_the_next_one_taken(monkeypatch):
     own = own_forward_of(model)
     assert model.config._attn_implementation == "flex_attention" and own.others == ["sdpa"]
     assert notes_on(model)[1].startswith(
-        "attention is flex_attention, compiled, with masked blocks skipped, and not varlen: a packed row and separate "
-        "sequences differ by "
+        "attention is flex_attention (compiled, with masked blocks skipped) instead of varlen: a packed row and "
+        "separate sequences differ by "
     )
     read_again(model)
     assert own_forward_of(model).others == ["sdpa"] and own_forward_of(model).notes == own.notes
@@ -157,7 +157,7 @@ def test_all_that_was_left_is_tried_before_rows_are_padded(monkeypatch):
     reason = why_not_packed(model, read, 30, CPU)
     assert reason == "its forward rejects the mask of segments (RuntimeError: no sdpa)"
     tried = own_forward_of(model).notes[1:]
-    assert [note.split(",")[0] for note in tried] == ["attention is flex_attention", "attention is sdpa"]
+    assert [note.split(" (")[0] for note in tried] == ["attention is flex_attention", "attention is sdpa"]
 
 
 def test_rollouts_of_the_second_choice_are_plain():
