@@ -62,7 +62,7 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     ):
         mistakes.require(
             settings.is_there or value == default,
-            f"--teacher_{name} {value} needs a teacher, but none is given; give {MODEL_FLAG} or leave it out",
+            f"--teacher_{name} {value} needs a teacher, but none is given; give {MODEL_FLAG}, or leave it out",
         )
     mistakes.require(
         compared.kind == JENSEN_SHANNON or compared.beta == DivergenceSettings.beta,
@@ -86,5 +86,5 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     mistakes.require(
         settings.file is None or settings.name_or_path is not None or compared.top_k == 0,
         f"--teacher_top_k {compared.top_k} is for a teacher that is loaded or served, but {FILE_FLAG} "
-        f"{settings.file} already fixes the number of tokens; leave it out",
+        f"{settings.file} already fixes the number of tokens; leave --teacher_top_k out",
     )

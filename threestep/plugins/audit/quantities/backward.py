@@ -168,7 +168,7 @@ _GRADIENTS = Quantity(
             "divided by the micro-batches of a whole accumulation, of which this step is the last, partial one",
             _times(lambda step: _of_each_rank(step) / float(step.setting("accumulation_steps"))),
         ),
-        Cause("the sign is wrong: the loss is maximised", _times(lambda step: -1.0)),
+        Cause("the sign is wrong: the loss is maximized", _times(lambda step: -1.0)),
         Cause("the gradient is 0", _times(lambda step: 0.0)),
         Cause("the first micro-batch's gradient is left out", partial(_without_micro_batch, last=False)),
         Cause("the last micro-batch's gradient is left out", partial(_without_micro_batch, last=True)),

@@ -530,8 +530,8 @@ _REWARD_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("the data's margin is subtracted, though it should not be", lambda step: _scored(step, margin=1.0)),
     ("the data's margin is added, not subtracted", lambda step: _scored(step, margin=-_scale(step))),
     ("label smoothing is left out", lambda step: _scored(step, smoothing=0.0)),
-    ("centring is left out", lambda step: _scored(step, centring=0.0)),
-    ("centring uses the difference, not the sum", lambda step: _centred_apart(step)),
+    ("centering is left out", lambda step: _scored(step, centring=0.0)),
+    ("centering uses the difference, not the sum", lambda step: _centred_apart(step)),
     (
         "label smoothing is on the wrong side",
         lambda step: _scored(step, smoothing=1.0 - float(step.setting("label_smoothing"))),

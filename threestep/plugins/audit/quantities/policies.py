@@ -272,7 +272,7 @@ _POLICY_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = 
     ("the ratio is taken to the sampling log-probabilities", lambda step: _policy(step, _log_ratio(step, "sampling"))),
     ("the ratio is taken to the reference", lambda step: _policy(step, _log_ratio(step, "ref_logprobs"))),
     ("the ratio is 1: the old policy is the current one", lambda step: _policy(step, np.zeros(len(step.sequence_T)))),
-    ("the sign of the loss is wrong: it is maximised", lambda step: -_policy(step)),
+    ("the sign of the loss is wrong: it is maximized", lambda step: -_policy(step)),
     ("the sign of the advantages is wrong", lambda step: _policy(step, sign=-1.0)),
     ("the log-ratio is not exponentiated", lambda step: -_log_ratio(step) * step.tensor("advantages")),
     (
@@ -327,7 +327,7 @@ _KL_MISTAKES: tuple[tuple[str, Callable[[AuditedStep], np.ndarray]], ...] = (
     ("the KL runs from the reference to the policy", _reversed_kl),
     ("the KL is computed for the old policy, which has no gradient", _old_kl),
     ("the KL is not bounded", _unbounded_kl),
-    ("the sign is wrong: the KL is maximised", lambda step: -_kl_losses(step)),
+    ("the sign is wrong: the KL is maximized", lambda step: -_kl_losses(step)),
     ("the KL already includes its coefficient", lambda step: float(step.setting("kl_coef")) * _kl_losses(step)),
 )
 
@@ -451,7 +451,7 @@ LOSSES = (
         (
             Cause("the KL is in the reward and in the loss", _kl_once_more),
             Cause("the KL is left out of the loss", partial(_total, times=0.0)),
-            Cause("the KL is subtracted: it is maximised", partial(_total, times=-1.0)),
+            Cause("the KL is subtracted: it is maximized", partial(_total, times=-1.0)),
             Cause(
                 "the KL has no coefficient",
                 lambda step: _part(step, "policy_loss") + _part(step, "kl_loss"),

@@ -85,7 +85,7 @@ _REWARDS = Quantity(
             "the KL is in the reward and in the loss", lambda step: _shaped(step, _kl(step) if _in_loss(step) else 0.0)
         ),
         Cause("the KL is left out of the reward", lambda step: _shaped(step, 0.0)),
-        Cause("the KL is added, not subtracted: it is maximised", lambda step: _shaped(step, -_right_kl(step))),
+        Cause("the KL is added, not subtracted: it is maximized", lambda step: _shaped(step, -_right_kl(step))),
         *(
             Cause(f"the KL's estimator is {name}", lambda step, name=name: _shaped(step, _kl(step, name)))  # type: ignore[misc]
             for name in kl.ESTIMATORS
@@ -621,8 +621,8 @@ _CORRECTIONS = Quantity(
         Cause("the weights are not bounded", partial(_weights, mismatch_correction="truncate", mismatch_threshold=1e9)),
         Cause("weights beyond the bound are cut, not dropped", partial(_weights, mismatch_correction="truncate")),
         Cause("weights beyond the bound are dropped, not cut", partial(_weights, mismatch_correction="mask")),
-        Cause("the weights are not normalised", partial(_weights, mismatch_normalize=False)),
-        Cause("the weights are normalised, though they should not be", partial(_weights, mismatch_normalize=True)),
+        Cause("the weights are not normalized", partial(_weights, mismatch_normalize=False)),
+        Cause("the weights are normalized, though they should not be", partial(_weights, mismatch_normalize=True)),
         Cause("every weight is 1", lambda step: np.ones(len(step.response_R))),
     ),
     lambda step, right: 1e-5 * (1.0 + np.abs(right)) * (1.0 + _longest(step)),

@@ -538,7 +538,7 @@ FAULTS = (
     _fault("sft", "gradient without temperature", "gradients", "temperature is left out", **_MODEL,
            backward=_without_temperature),
     _fault("ppo", "k3 in the reward", "rollout_rewards", "estimator is k3", uses={"kl_estimator": "k3"}),
-    _fault("ppo", "KL maximised", "rollout_rewards", "maximised", uses={"kl_coef": -0.1}),
+    _fault("ppo", "KL maximised", "rollout_rewards", "maximized", uses={"kl_coef": -0.1}),
     _fault("ppo", "KL of sampling logprobs", "rollout_rewards", "sampling",
            rolled_out=lambda self, text: self.sampling[text.number]),
     _fault("ppo", "bootstrap everywhere", "rollout_advantages", "after every response",
