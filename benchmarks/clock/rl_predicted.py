@@ -81,8 +81,8 @@ def _drawing(row: RolloutRow, running_share: float) -> Parts:
             summed += waves * sum_seconds(none, config.num_hidden_layers, config.hidden_size, together, device=device)
     parts = {"prefill": _scores(row, row.model, running_share) * prompt / mean, "decode": decoded}
     if summed:
-        parts["sums between ranks that draw together"] = summed
-    return {**parts, "weights to the rollout": gather_seconds(2 * weights, row.gpus, device)}
+        parts["all-reduce between ranks that generate together"] = summed
+    return {**parts, "sending weights to the rollout": gather_seconds(2 * weights, row.gpus, device)}
 
 
 def _read_weights(row: RolloutRow, sequences: float) -> float:

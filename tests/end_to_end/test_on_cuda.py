@@ -315,7 +315,7 @@ def test_fused_operations_reach_every_model_and_compute_the_same(on_cuda, place,
         own = flags_of(place, f"{name}_{module}", f"{start} {place}/start {flags} {more}")
         said, count = on_cuda(said_fused, module, own)
         is_fused = name == "fused"
-        assert (said.count("norms, gates and rotations are Liger's kernels"), count) == (is_fused, models * is_fused)
+        assert (said.count("norms, gates and rotations use Liger's kernels"), count) == (is_fused, models * is_fused)
         found.append(_losses(place / f"{name}_{module}" / "metrics.jsonl", told))
     assert found[0] == pytest.approx(found[1], rel=1e-4 if told.startswith("actor") else 1e-5) and len(found[1]) >= 2
 

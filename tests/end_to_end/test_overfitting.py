@@ -59,4 +59,4 @@ def test_the_best_model_can_be_kept(runs):
     best = min(by_step, key=by_step.__getitem__)
     assert json.loads((runs["best"] / "summary.json").read_text())["eval_loss_after"] == by_step[best]
     text = (runs["best"] / "report.html").read_text()
-    assert "made it worse" not in text and f"of the best step, {best}" in text
+    assert "made it worse" not in text and f"from the best step, {best}" in text

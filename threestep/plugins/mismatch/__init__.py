@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 
 PLUGIN = Plugin(
     "mismatch",
-    "weights and rejection where rollout and training differ",
+    "correction of the mismatch between rollout and training by weights and rejection",
     flags={"step3_ppo": (f"{__name__}.arguments:MismatchArguments",)},
     tables={
         "corrections": {"mismatch_correction": f"{__name__}.correction:correction"},
@@ -12,7 +12,7 @@ PLUGIN = Plugin(
             "mismatch": (
                 "step3_ppo",
                 "Rollout and training",
-                "difference of a token's probability",
+                "per-token probability difference",
                 {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
             ),
         },

@@ -31,45 +31,48 @@ class MismatchArguments:
 
     mismatch_recipe: str | None = flag(
         None,
-        "Set the flags of this topic by a name; flags that are given win. One of the recipes of the plugin's page.",
+        "Recipe from the plugin's page that sets this topic's flags; flags you give explicitly take precedence.",
         "name",
         choices=tuple(RECIPES),
     )
     mismatch_correction: str | None = flag(
         None,
-        f"Weight tokens by r: none, truncate at the threshold, or mask outside it; default: {_DEFAULT}.",
+        "How to weight tokens by r: not at all (none), truncated at the threshold (truncate), or with weight 0 "
+        f"outside it (mask); default: {_DEFAULT}.",
         choices=CORRECTIONS,
     )
     mismatch_level: str | None = flag(
         None,
-        "r of a token, its product over a sequence, or its geometric mean over one; default: token.",
+        "What r is taken over: one token, the product over the sequence, or the geometric mean over the sequence; "
+        "default: token.",
         choices=LEVELS,
     )
     mismatch_threshold: float | None = flag(None, "Largest weight; default: 2.", "ratio > 1")
     mismatch_threshold_lower: float | None = flag(
-        None, "Smallest weight; default: 1 / the threshold for mask, none for truncate.", "0 < ratio <= 1"
+        None, "Smallest weight; default: 1 / threshold for mask, no lower bound for truncate.", "0 < ratio <= 1"
     )
     mismatch_normalize: bool | None = flag(
-        None, "Divide weights by their mean over the rollout, on all ranks; default: false."
+        None, "Divide weights by their mean over the rollout on all ranks; default: false."
     )
     mismatch_veto: float | None = flag(
-        None, "Reject a response that has a token whose r is below this, such as 1e-4; default: none.", "0 < ratio < 1"
+        None, "Reject a response if r of any token is below this, such as 1e-4; default: none.", "0 < ratio < 1"
     )
     mismatch_rejection: list[str] = flag(
         [],
-        "Reject tokens or responses by KIND:UPPER or KIND:LOWER:UPPER, e.g. seq_mean_k1:0.999:1.001; KIND is one of "
-        f"{', '.join(REJECTIONS)}. k1's bounds are on the ratio.",
+        "Reject tokens or responses outside KIND:UPPER or KIND:LOWER:UPPER, e.g. seq_mean_k1:0.999:1.001; KIND is "
+        f"one of {', '.join(REJECTIONS)}. For k1 the bounds apply to the ratio.",
         "kind:bounds",
     )
     mismatch_rejected: str | None = flag(
         None,
-        "Whether rejected tokens 'stay' in the denominators of the actor's loss or 'leave' them; default: stay.",
+        "Whether the denominators of the actor's loss still count rejected tokens ('stay') or not ('leave'); "
+        "default: stay.",
         choices=REJECTED,
     )
     mismatch_bypass: bool | None = flag(
         None,
-        "Use the rollout's log-probabilities as the old ones, without a forward for them; a correction then needs"
-        " --policy_loss gpg. Default: false.",
+        "Use the rollout's log-probabilities as the old ones, which saves a forward; a correction then needs "
+        "--policy_loss gpg. Default: false.",
     )
 
     def chosen(self, is_exact: bool) -> MismatchSettings:
@@ -94,13 +97,13 @@ class MismatchArguments:
         found = self.chosen(is_exact=True)
         mistakes.require(
             found.threshold_lower is None or found.threshold_lower < found.threshold,
-            f"--mismatch_threshold_lower expects less than --mismatch_threshold {found.threshold:g}, got "
-            f"{found.threshold_lower}",
+            f"--mismatch_threshold_lower must be below --mismatch_threshold {found.threshold:g}, got "
+            f"{found.threshold_lower}; lower it",
         )
         mistakes.require(
             self.mismatch_rejected is None or found.rejects,
-            f"--mismatch_rejected {self.mismatch_rejected} is for what --mismatch_rejection or --mismatch_veto reject, "
-            "and neither is given; give one, or leave it out",
+            f"--mismatch_rejected {self.mismatch_rejected} needs --mismatch_rejection or --mismatch_veto, but "
+            "neither is given; add one, or leave --mismatch_rejected out",
         )
         for flags, contradicts in (
             ("--mismatch_normalize", found.normalize),
@@ -108,6 +111,6 @@ class MismatchArguments:
         ):
             mistakes.require(
                 not (found.bypass and contradicts),
-                f"{flags} counts over the whole optimizer step before it begins, and --mismatch_bypass weighs and "
-                "rejects within each micro-batch; leave one of them out",
+                f"{flags} needs figures of the whole optimizer step, but --mismatch_bypass weights and rejects "
+                "within each micro-batch; leave one of them out",
             )

@@ -34,21 +34,33 @@ _K3 = {"rejection": ["seq_mean_k3:0.01"]}
 _BYPASS = {"correction": "none", "bypass": True}
 # verl's names and bounds.
 RECIPES = {
-    "disabled": Recipe("the engine computes what the trainer does", {"correction": "none"}),
-    "decoupled_token_is": Recipe("the first to try: little variance, a small bias", _TOKEN),
-    "decoupled_seq_is": Recipe("short responses: unbiased up to the bound, more variance", _SEQUENCE),
+    "disabled": Recipe("the engine computes exactly what the trainer does", {"correction": "none"}),
+    "decoupled_token_is": Recipe("you have no reason to choose another: low variance, small bias", _TOKEN),
+    "decoupled_seq_is": Recipe("responses are short: unbiased up to the bound, but more variance", _SEQUENCE),
     "decoupled_token_icepop": Recipe(
-        "a few tokens differ much, as routers of experts make them",
+        "a few tokens differ a lot, as with mixture-of-experts routers",
         {"correction": "mask", "level": "token", "threshold": 5.0, "threshold_lower": 0.5},
     ),
-    "decoupled_geo_rs": Recipe("long responses, rare but large differences", {"correction": "none", **_GEOMETRIC}),
-    "decoupled_geo_rs_token_tis": Recipe("the same, and small differences everywhere", {**_TOKEN, **_GEOMETRIC}),
-    "decoupled_k3_rs": Recipe("as decoupled_geo_rs, by a divergence", {"correction": "none", **_K3}),
-    "decoupled_k3_rs_token_tis": Recipe("as decoupled_geo_rs_token_tis, by a divergence", {**_TOKEN, **_K3}),
-    "bypass_ppo_clip": Recipe("no forward for the old policy: PPO's ratio is to the rollout's", _BYPASS),
-    "bypass_ppo_clip_geo_rs": Recipe("the same, for long responses", {**_BYPASS, **_GEOMETRIC}),
-    "bypass_ppo_clip_k3_rs": Recipe("the same, by a divergence", {**_BYPASS, **_K3}),
-    "bypass_pg_is": Recipe("no ratio and no clip: with --policy_loss gpg", {**_BYPASS, **_SEQUENCE}),
-    "bypass_pg_geo_rs": Recipe("the same, responses dropped in place of weights", {**_BYPASS, **_GEOMETRIC}),
-    "bypass_pg_geo_rs_token_tis": Recipe("the same, and weights", {**_BYPASS, **_TOKEN, **_GEOMETRIC}),
+    "decoupled_geo_rs": Recipe(
+        "responses are long, with rare but large differences", {"correction": "none", **_GEOMETRIC}
+    ),
+    "decoupled_geo_rs_token_tis": Recipe(
+        "as for decoupled_geo_rs, but with small differences everywhere too", {**_TOKEN, **_GEOMETRIC}
+    ),
+    "decoupled_k3_rs": Recipe("as for decoupled_geo_rs, measured with a divergence", {"correction": "none", **_K3}),
+    "decoupled_k3_rs_token_tis": Recipe(
+        "as for decoupled_geo_rs_token_tis, measured with a divergence", {**_TOKEN, **_K3}
+    ),
+    "bypass_ppo_clip": Recipe(
+        "you want to save the forward for the old policy: PPO's ratio is then taken to the rollout's policy", _BYPASS
+    ),
+    "bypass_ppo_clip_geo_rs": Recipe("as for bypass_ppo_clip, with long responses", {**_BYPASS, **_GEOMETRIC}),
+    "bypass_ppo_clip_k3_rs": Recipe("as for bypass_ppo_clip_geo_rs, measured with a divergence", {**_BYPASS, **_K3}),
+    "bypass_pg_is": Recipe("you train without a ratio and clipping (--policy_loss gpg)", {**_BYPASS, **_SEQUENCE}),
+    "bypass_pg_geo_rs": Recipe(
+        "as for bypass_pg_is, but responses are dropped instead of weighted", {**_BYPASS, **_GEOMETRIC}
+    ),
+    "bypass_pg_geo_rs_token_tis": Recipe(
+        "as for bypass_pg_geo_rs, with weights too", {**_BYPASS, **_TOKEN, **_GEOMETRIC}
+    ),
 }

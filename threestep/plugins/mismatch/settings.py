@@ -71,7 +71,8 @@ def rejection_of(given: str) -> Rejection:
     form = "KIND:UPPER or, for k1, KIND:LOWER:UPPER, such as seq_mean_k1:0.999:1.001 or token_k3:0.01"
     if kind not in REJECTIONS:
         raise ThreestepError(
-            f"--mismatch_rejection expects {form}, KIND one of {', '.join(REJECTIONS)}, got '{given}'; name one of them"
+            f"--mismatch_rejection expects {form}, where KIND is one of {', '.join(REJECTIONS)}, got '{given}'; "
+            "choose one of these"
         )
     try:
         numbers = [float(bound) for bound in bounds]
@@ -84,9 +85,9 @@ def rejection_of(given: str) -> Rejection:
         and (not is_ratio or numbers[-1] >= 1.0 >= (numbers[0] if len(numbers) == 2 else 0.0))
     )
     if not fits:
-        of_kind = "ratios around 1, UPPER at least 1" if is_ratio else "one value above 0"
+        of_kind = "a ratio range around 1 with UPPER at least 1" if is_ratio else "one value above 0"
         raise ThreestepError(
-            f"--mismatch_rejection expects {form}, the bounds of {kind} being {of_kind}, got '{given}'; give such"
+            f"--mismatch_rejection expects {form}, and {kind} needs {of_kind}, got '{given}'; change the bounds"
         )
     if not is_ratio:
         return Rejection(kind, None, numbers[0])

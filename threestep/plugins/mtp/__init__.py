@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Hooks, Plugin, ProgramHooks
 
 PLUGIN = Plugin(
     "mtp",
-    "a head for multi-token prediction, trained beside a model or with it",
+    "a multi-token-prediction head, trained beside a model or jointly with it",
     flags={
         "step1_sft": (f"{__name__}.arguments:SftMtpArguments",),
         "step3_ppo": (f"{__name__}.arguments:MtpArguments",),

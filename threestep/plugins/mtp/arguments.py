@@ -18,28 +18,29 @@ class MtpArguments:
 
     mtp_num_layers: int = flag(
         MtpSettings.layers,
-        "Train a head for multi-token prediction beside the model, of this many modules (usually 1); 0 trains none. It "
-        "starts from the model's own head, if its folder has one, under the names of public checkpoints too.",
+        "Number of modules (usually 1) in a multi-token-prediction head trained beside the model; 0 trains none. "
+        "If the model's folder already holds a head, also under the tensor names of public checkpoints, training "
+        "starts from it.",
         "layers >= 0",
         topic="model",
     )
     # 0.1 is DeepSeek-V3's weight for the last third of its pre-training, and what AReaL and Megatron take.
     mtp_loss_coef: float = flag(
         MtpSettings.loss_coef,
-        "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2: 0.3, later 0.1).",
+        "Weight of the head's loss (DeepSeek-V3, arXiv:2412.19437, section 4.2, uses 0.3 and later 0.1).",
         "factor > 0",
         topic="policy",
     )
     mtp_final_norm: bool = flag(
         MtpSettings.final_norm,
-        "End each module in a norm before the output layer; false builds the head that vLLM runs as ERNIE-4.5's, "
-        "beside a Llama too, which has none.",
+        "End each module in a norm before the output layer; false omits this norm, as in ERNIE-4.5, which vLLM "
+        "can also run beside a Llama.",
         topic="model",
     )
     mtp_detach: bool = flag(
         MtpSettings.detach,
-        "Train the head beside the model, which stays that of a run without it; false trains both by the sum of their "
-        "losses, as DeepSeek-V3 does, which changes the model (step 1).",
+        "Train the head beside the model and leave the model unchanged; false trains both on the sum of their "
+        "losses, as DeepSeek-V3 does, which changes the model (step 1 only).",
         topic="policy",
     )
 
@@ -48,8 +49,8 @@ class MtpArguments:
         check_mtp(mistakes, self.settings())
         mistakes.require(
             self.mtp_detach,
-            "--mtp_detach false trains the model by the head's loss too, and this step trains it by its reward: every "
-            "response would become more likely, whatever its score; train both in step 1, or leave it out",
+            "--mtp_detach false also trains the model on the head's loss. In this step, that would make every "
+            "response more likely, whatever its score; train both jointly in step 1, or leave --mtp_detach out",
         )
 
     def settings(self) -> MtpSettings:

@@ -30,13 +30,13 @@ class HeadFeature(GuestFeature):
 
     def exact_weights(self) -> dict[str, str]:
         """See `GuestFeature.exact_weights`."""
-        return {self._flag: "whose head starts as a layer of exact weights"} if self.settings.layers else {}
+        return {self._flag: "whose head starts as a copy of an unquantized layer"} if self.settings.layers else {}
 
     def reuse_obstacle(self) -> tuple[str, str] | None:
         """See `GuestFeature.reuse_obstacle`."""
         if not self.settings.layers:
             return None
-        return f"learns from forwards that keep no states, and {self._flag} reads them", "leave one of the two out"
+        return f"learns from forwards that keep no hidden states, but {self._flag} reads them", "leave one of them out"
 
     def check_media(self, mistakes: Mistakes) -> None:
         """See `GuestFeature.check_media`."""
@@ -45,7 +45,7 @@ class HeadFeature(GuestFeature):
             rows, reader, instead = "prompts", "it", "leave it out"
         mistakes.require(
             not self.settings.layers,
-            f"{self._flag} does not work with {rows} that have images: {reader} reads embeddings of tokens, which "
+            f"{self._flag} does not work with {rows} that have images: {reader} reads token embeddings, which "
             f"images do not have; {instead}",
         )
 

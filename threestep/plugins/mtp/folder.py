@@ -49,8 +49,9 @@ def layers_in(folder: str | Path) -> int:
         return int(about["num_layers"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ThreestepError(
-            f"'{path}': expected the description of a head for multi-token prediction ({{'format': {_FORMAT}, "
-            f"'num_layers': ...}}), got {type(problem).__name__}: {problem}; remove '{path.parent}' to train a new head"
+            f"'{path}': expected the description of a multi-token-prediction head ({{'format': {_FORMAT}, "
+            f"'num_layers': ...}}), got {type(problem).__name__}: {problem}; remove '{path.parent}' to train a new "
+            "head"
         ) from problem
 
 
@@ -83,6 +84,6 @@ def fill_head(head: MtpHead, stored: Mapping[str, torch.Tensor], where: str, oth
             value = "true" if got != "nothing" else "false"
             otherwise = f"give --mtp_final_norm {value}"
         raise ThreestepError(
-            f"'{where}': expected {wrong[0]} of {expected}, got {got}; it is the head of another model: {otherwise}"
+            f"'{where}': for {wrong[0]}, expected {expected}, got {got}; the head belongs to another model: {otherwise}"
         )
     head.load_state_dict(dict(stored))

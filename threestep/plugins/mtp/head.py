@@ -143,8 +143,8 @@ def _new_norm(trunk: Any, size: int, eps: float) -> nn.Module:
 def _remove_final_norm(trunk: Any, name: str) -> None:
     if not isinstance(getattr(trunk, "norm", None), nn.Module):
         raise ThreestepError(
-            f"--mtp_final_norm false expects a model whose final norm is `norm`, and {name} has none of that name; "
-            "leave the flag out"
+            f"--mtp_final_norm false needs a model whose final norm is called `norm`, but {name} has none of that "
+            "name; leave the flag out"
         )
     trunk.norm = nn.Identity()
 
@@ -166,15 +166,15 @@ def _check_fits(model: PreTrainedModel) -> None:
     embeddings: Any = model.get_input_embeddings()
     reason = None
     if not head_is_linear(model):
-        reason = "its logits are more than one linear layer on its last state"
+        reason = "its logits are not one linear layer on its last hidden state"
     elif embeddings.embedding_dim != size:
-        reason = f"its embeddings are {embeddings.embedding_dim} wide and its states {size}"
+        reason = f"its embeddings have width {embeddings.embedding_dim} but its hidden states {size}"
     elif _layers(model.base_model) is None:
         reason = "its trunk has no list of layers"
     if reason is not None:
         raise ThreestepError(
-            f"--mtp_num_layers needs a model whose embeddings and output layer a head can share, and {name} is none: "
-            f"{reason}; use another family or leave --mtp_num_layers out"
+            f"--mtp_num_layers needs a model whose embeddings and output layer a head can share, but {name} is not "
+            f"one: {reason}; use another model family, or leave --mtp_num_layers out"
         )
 
 
@@ -196,8 +196,8 @@ def _check_same_block(model: PreTrainedModel, trunk: PreTrainedModel) -> None:
     if ours != theirs:
         differing = sorted(set(ours.items()) ^ set(theirs.items()))
         raise ThreestepError(
-            f"--mtp_num_layers builds one block of the model's own kind, and that of {type(model).__name__} cannot be "
-            f"built beside it: {differing[0][0]} differs; use another family or leave --mtp_num_layers out"
+            f"--mtp_num_layers builds a block like the model's last one, but for {type(model).__name__} they "
+            f"differ in {differing[0][0]}; use another model family, or leave --mtp_num_layers out"
         )
 
 

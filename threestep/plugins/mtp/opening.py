@@ -96,10 +96,10 @@ def _described(stored: int, layers: int, origin: str) -> str:
     """The origin of the modules, in words."""
     parts = []
     if stored:
-        parts.append(f"{stored} of its modules from {origin}")
+        parts.append(f"{stored} loaded from {origin}")
     if layers > stored:
-        parts.append(f"{layers - stored} new, with the weights of the model's last block")
-    return f"a head of {layers}: {' and '.join(parts)}"
+        parts.append(f"{layers - stored} new, initialized from the model's last block")
+    return f"a head with {layers} module{'s' * (layers > 1)}: {' and '.join(parts)}"
 
 
 def _first(head: MtpHead, count: int) -> MtpHead:

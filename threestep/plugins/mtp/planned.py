@@ -27,5 +27,8 @@ def plan_head(
     head = new_head(model, mtp.layers, seed=0, final_norm=mtp.final_norm)
     _, engine = plugin_module("plan", "dry_run.plan").engine_of(head, settings, ranks, device)
     weights = sum(part.numel() for part in head.parameters())
-    sentence, memory = f"multi-token prediction: a head of {mtp.layers}, {weights:,} weights", engine.named("mtp")
+    sentence, memory = (
+        (f"multi-token prediction: a head with {mtp.layers} module{'s' * (mtp.layers > 1)}, {weights:,} weights"),
+        engine.named("mtp"),
+    )
     return [sentence], [*memory.held], [Moment("in the head's optimizer step", (memory.stepping,))]

@@ -53,14 +53,14 @@ class PublicHead:
         # A head of ERNIE's form without a norm at its end is read as vLLM runs it: after the model's norm.
         if self.form.before_norm and has_norm:
             stored = after_the_norm(self.form, stored, self._models_norm(), depths)
-        fill_head(head, stored, f"{self.folder}: {self.names}", "give the plain checkpoint of this model")
+        fill_head(head, stored, f"{self.folder}: {self.names}", "give this model's original checkpoint")
 
     def _models_norm(self) -> torch.Tensor:
         if _MODELS_NORM not in self.tensors:
             raise ThreestepError(
-                f"'{self.folder}: {self.names}': the heads of {self.form.families} read the model's states before its "
-                f"final norm: expected {_MODELS_NORM} in the same files, got none; give the whole checkpoint of this "
-                "model"
+                f"'{self.folder}: {self.names}': heads of {self.form.families} read the model's hidden states "
+                f"before its final norm, which needs {_MODELS_NORM} in the same files, but it is missing; give "
+                "this model's complete checkpoint"
             )
         return self._tensors([_MODELS_NORM])[_MODELS_NORM]
 

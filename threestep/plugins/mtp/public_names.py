@@ -228,8 +228,9 @@ def to_public(form: PublicForm, state: Mapping[str, torch.Tensor], model_layers:
         parts = form.parts(number)
         if (depth and form.is_single) or not (part in parts or part.startswith(_BLOCK)):
             raise ThreestepError(
-                f"the form of {form.families} expects a head of {'one module' if form.is_single else 'modules'} with "
-                f"{', '.join(parts)} and {_BLOCK}*, got {name}; choose another form, or train a head with these parts"
+                f"a head for {form.families} needs {'one module' if form.is_single else 'modules'} with "
+                f"{', '.join(parts)} and {_BLOCK}*, got {name}; choose another form, or train a head with these "
+                "parts"
             )
         if part == _PROJECTION and form.hidden_first:
             tensor = _swapped(tensor)
@@ -240,7 +241,7 @@ def to_public(form: PublicForm, state: Mapping[str, torch.Tensor], model_layers:
 
 def _of_head(name: str) -> tuple[int, str]:
     match = _IN_HEAD.fullmatch(name)
-    assert match is not None, f"{name} is no name of an MtpHead's state"
+    assert match is not None, f"{name} is not a tensor name of an MtpHead"
     return int(match[1]), match[2]
 
 

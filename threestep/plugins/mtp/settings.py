@@ -25,8 +25,8 @@ def check_beside_adapters(mistakes: Mistakes, settings: MtpSettings, lora_dim: i
     """Note a head whose loss is to train all of a model of which only adapters train."""
     mistakes.require(
         settings.detach or not lora_dim,
-        "--mtp_detach false trains all of the model by the head's loss too, and --lora_dim "
-        f"{lora_dim} adapters alone; leave one of the two out",
+        f"--mtp_detach false trains the whole model on the head's loss too, but --lora_dim {lora_dim} trains only "
+        "adapters; leave one of them out",
     )
 
 
@@ -34,14 +34,15 @@ def check_mtp(mistakes: Mistakes, settings: MtpSettings) -> None:
     """Note what is set of a head that is not there."""
     mistakes.require(
         settings.layers > 0 or settings.loss_coef == MtpSettings.loss_coef,
-        f"--mtp_loss_coef {settings.loss_coef:g} weighs the loss of a head, and there is none; give --mtp_num_layers 1 "
-        "or leave it out",
+        f"--mtp_loss_coef {settings.loss_coef:g} weights the loss of a head, but there is no head; add "
+        "--mtp_num_layers 1, or leave --mtp_loss_coef out",
     )
     mistakes.require(
         settings.layers > 0 or settings.final_norm,
-        "--mtp_final_norm false is for a head, and there is none; give --mtp_num_layers 1 or leave it out",
+        "--mtp_final_norm false applies to a head, but there is no head; add --mtp_num_layers 1, or leave "
+        "--mtp_final_norm out",
     )
     mistakes.require(
         settings.layers > 0 or settings.detach,
-        "--mtp_detach false is for a head, and there is none; give --mtp_num_layers 1 or leave it out",
+        "--mtp_detach false applies to a head, but there is no head; add --mtp_num_layers 1, or leave --mtp_detach out",
     )

@@ -7,7 +7,7 @@ _TABLES = f"{__name__}.deepspeed_chat_flags"
 
 PLUGIN = Plugin(
     "names",
-    "flags of DeepSpeed-Chat, transformers and TRL, read as ours",
+    "accepts the flags of DeepSpeed-Chat, transformers and TRL",
     other_names=OtherNames(
         flags={
             "step1_sft": f"{_TABLES}:SFT_OLD_FLAGS",

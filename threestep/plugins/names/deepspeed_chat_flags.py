@@ -45,7 +45,7 @@ _ITS_DEFAULTS_OF_STEPS = {
     "dpo": {"learning_rate": "1e-3"},
     "ppo": {"num_warmup_steps": "100"},
 }
-_ITS_DATA = (("--data_path", "Dahoas/rm-static", "data"), ("--data_split", "2,4,4", "shares of the data"))
+_ITS_DATA = (("--data_path", "Dahoas/rm-static", "data"), ("--data_split", "2,4,4", "fractions of the data"))
 
 
 def read_flags(
@@ -86,7 +86,7 @@ def _data_of_deepspeed_chat(
     if not of_a_step or not is_its:
         return [], []
     missing = [(flag, value, what) for flag, value, what in _ITS_DATA if flag not in present]
-    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no"
+    reason = "DeepSpeed-Chat's default, because the command line uses its flags but names no"
     words = [word for flag, value, _ in missing for word in (flag, value)]
     lines = [f"{flag} is {value}, {reason} {what}" for flag, value, what in missing]
     return words, [*lines, *_defaults_that_differ(old_flags, present)]
@@ -106,7 +106,10 @@ def _defaults_that_differ(old_flags: Mapping[str, OldFlag], present: set[str]) -
         for flag, value in theirs.items()
         if f"--{flag}" not in present and f"--no_{flag}" not in present and (has_lora or "lora" not in flag)
     ]
-    line = f"DeepSpeed-Chat's defaults that differ here: {', '.join(differ)}; give these flags to train as there"
+    line = (
+        f"DeepSpeed-Chat's defaults that differ here: {', '.join(differ)}; set these flags to train as "
+        "DeepSpeed-Chat does"
+    )
     return [line] if differ else []
 
 
@@ -125,7 +128,7 @@ def _end_token(_value: str, given: Mapping[str, str]) -> list[str]:
 def _deepspeed(value: str, given: Mapping[str, str]) -> list[str] | str:
     """DeepSpeed-Chat's switch; or Hugging Face's JSON, which says the stage and the precision too."""
     if value.lower() in ("", *TRUE, *FALSE):
-        return "every run is DeepSpeed's"
+        return "every run uses DeepSpeed"
     words = ["--deepspeed_config", value]
     try:
         config = json.loads(Path(value).read_text(encoding="utf-8"))
@@ -151,27 +154,29 @@ def _test_steps(_value: str, given: Mapping[str, str]) -> list[str]:
 
 
 _FP16 = ("fp16", "enabled")
-_PADDING = Needless("where a text begins and ends is known from lengths, not from pad tokens")
+_PADDING = Needless("lengths, not pad tokens, show where a text begins and ends")
 
 OLD_FLAGS: dict[str, OldFlag] = {
     "--num_padding_at_beginning": _PADDING,
     "--deepspeed": Renamed(
         "--deepspeed_config",
-        "its stage and fp16 are read as --zero_stage and --dtype where these are not given; without a file it is "
-        "not needed: every run is DeepSpeed's", takes_list=True, words=_deepspeed, whose=(DEEPSPEED_CHAT, HUGGING_FACE)
+        "its ZeRO stage and fp16 setting become --zero_stage and --dtype if these are not given; without a file "
+        "it is not needed, because every run uses DeepSpeed", takes_list=True, words=_deepspeed, whose=(DEEPSPEED_CHAT,
+        HUGGING_FACE)
     ),
-    "--deepscale": Needless("every run is DeepSpeed's", takes_value=False),
+    "--deepscale": Needless("every run uses DeepSpeed", takes_value=False),
     "--compute_fp32_loss": Needless(
-        "losses and log-probabilities are computed in float32 whatever --dtype is", takes_value=False
+        "losses and log-probabilities are always computed in float32, whatever --dtype is", takes_value=False
     ),
     "--enable_tensorboard": Needless("every run writes OUTPUT_DIR/tensorboard", takes_value=False),
-    "--tensorboard_path": Needless("the curves are in OUTPUT_DIR/tensorboard, next to the run's other files"),
+    "--tensorboard_path": Needless("the curves are written to OUTPUT_DIR/tensorboard"),
     "--add_eot_token": Renamed(
         "--end_of_conversation_token TOKEN --add_end_of_conversation_token true",
-        "TOKEN is --eot_token's, else <|endoftext|>; it ends every response of every step", takes_value=False,
+        "TOKEN comes from --eot_token, else it is <|endoftext|>; it ends every response in every step",
+        takes_value=False,
         words=_end_token
     ),
-    "--eot_token": Needless("with --add_eot_token it is read as --end_of_conversation_token, without it has no use"),
+    "--eot_token": Needless("with --add_eot_token it is read as --end_of_conversation_token; alone it has no effect"),
 }  # fmt: skip
 ONE_MODEL_OLD_FLAGS: dict[str, OldFlag] = {
     **OLD_FLAGS,
@@ -193,12 +198,14 @@ ANSWERING_OLD_FLAGS: dict[str, OldFlag] = {
     "--model_name_or_path_finetune": Renamed("--model_name_or_path"),
     "--add_eot_token": SCORING_OLD_FLAGS["--add_eot_token"],
     "--num_beams": Refused(
-        "is not built: answers are drawn one token after the other, greedily with --temperature 0", unless=("1",)
+        "is not supported: responses are generated token by token, greedily with --temperature 0", unless=("1",)
     ),
-    "--num_beam_groups": Refused("is not built: answers are drawn one token after the other", unless=("1",)),
-    "--penalty_alpha": Needless("answers are drawn without a penalty; prompt_eval.py reads none either"),
-    "--num_return_sequences": Refused("is not built: each model answers a prompt once", unless=("1",)),
-    "--language": Refused("has six prompts of its own there; here --data_path names the prompts", unless=("English",)),
+    "--num_beam_groups": Refused("is not supported: responses are generated token by token", unless=("1",)),
+    "--penalty_alpha": Needless("responses are generated without a penalty; prompt_eval.py ignores the flag too"),
+    "--num_return_sequences": Refused("is not supported: each model answers a prompt once", unless=("1",)),
+    "--language": Refused(
+        "selects one of six built-in prompts there; here, --data_path names the prompts", unless=("English",)
+    ),
 }  # fmt: skip
 SFT_OLD_FLAGS: dict[str, OldFlag] = {
     **REMOVED_FLAGS,
@@ -220,12 +227,15 @@ DPO_OLD_FLAGS: dict[str, OldFlag] = {
     **ONE_MODEL_OLD_FLAGS,
     "--print_loss": _PRINT_LOSS,
     "--offload_reference_model": Needless(
-        "the reference's log-probabilities are read once and kept, and no reference is in memory while training",
+        "the reference's log-probabilities are computed once and kept, and no reference stays in memory during "
+        "training",
         takes_value=False
     ),
 }  # fmt: skip
 
-_CONFIG = Refused("is for steps 1 and 2; step 3's two engines are configured by --actor_zero_stage, --offload, --dtype")
+_CONFIG = Refused(
+    "applies to steps 1 and 2; in step 3, configure the two engines with --actor_zero_stage, --offload and --dtype"
+)
 
 PPO_OLD_FLAGS: dict[str, OldFlag] = {
     **REMOVED_FLAGS,
@@ -242,29 +252,30 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     "--disable_actor_dropout": no_dropout("actor_"),
     "--disable_critic_dropout": no_dropout("critic_"),
     "--enable_hybrid_engine": Needless(
-        "rollouts decode with a cache at any ZeRO stage, and ZeRO-3 gathers the weights once a rollout; "
-        "--rollout_engine hybrid asks for DeepSpeed's own engine", takes_value=False
+        "rollouts decode with a cache at any ZeRO stage, and ZeRO-3 gathers the weights once per rollout; use "
+        "--rollout_engine hybrid for DeepSpeed's own engine", takes_value=False
     ),
-    "--unpin_actor_parameters": Needless("rollouts keep no second, pinned copy of the weights", takes_value=False),
-    "--release_inference_cache": Needless("the cache of a rollout is freed when the rollout ends", takes_value=False),
+    "--unpin_actor_parameters": Needless("rollouts use no second, pinned copy of the weights", takes_value=False),
+    "--release_inference_cache": Needless("the cache is freed when a rollout ends", takes_value=False),
     "--inference_tp_size": Needless(
-        "every rank draws its own responses from whole weights, which ZeRO-3 gathers for a rollout; --dry_run tells "
-        "whether a rank can hold them"
+        "every rank generates its own responses from the full weights, which ZeRO-3 gathers for a rollout; "
+        "--dry_run shows whether they fit on a rank"
     ),
-    "--tp_gather_partition_size": Needless("no layer is split over ranks"),
+    "--tp_gather_partition_size": Needless("no layer is split across ranks"),
     "--enable_mixed_precision_lora": Needless(
-        "frozen weights stay in --dtype, which ZeRO-3 shards over the ranks", takes_value=False
+        "frozen weights stay in --dtype, and ZeRO-3 shards them across the ranks", takes_value=False
     ),
     "--align_overflow": Needless(
-        "bf16, the default, has no overflow; with fp16 actor and critic each leave out their own step",
+        "bf16, the default, does not overflow; with fp16, actor and critic each skip only their own overflowing "
+        "steps",
         takes_value=False
     ),
     "--print_answers": Needless(
-        "every evaluation writes prompts, answers and scores to OUTPUT_DIR/samples.jsonl", takes_value=False
+        "every evaluation writes prompts, responses and scores to OUTPUT_DIR/samples.jsonl", takes_value=False
     ),
-    "--print_answers_interval": Needless("--eval_interval says how often samples.jsonl is added to"),
+    "--print_answers_interval": Needless("--eval_interval sets how often samples.jsonl is extended"),
     "--enable_test_mode": Renamed(
-        "--max_train_steps STEPS", "STEPS is --test_stop_step's", takes_value=False, words=_test_steps
+        "--max_train_steps STEPS", "STEPS comes from --test_stop_step", takes_value=False, words=_test_steps
     ),
-    "--test_stop_step": Needless("with --enable_test_mode it is read as --max_train_steps, without it has no use"),
+    "--test_stop_step": Needless("with --enable_test_mode it is read as --max_train_steps; alone it has no effect"),
 }  # fmt: skip

@@ -18,11 +18,11 @@ SINGLE_GPU, SINGLE_NODE, MULTI_NODE = "single_gpu", "single_node", "multi_node"
 _HOSTFILE = "THREESTEP_HOSTFILE"
 _DEFAULTS = {"actor_model": "1.3b", "reward_model": "350m", "deployment_type": SINGLE_GPU}
 _FLAGS = {
-    "actor_model": "facebook/opt-* of the actor: 1.3b, 6.7b, 13b or 66b",
-    "reward_model": "facebook/opt-* of the reward model: 350m",
-    "actor_zero_stage": "ZeRO stage of the actor, in steps 1 and 3",
-    "reward_zero_stage": "ZeRO stage of reward model and critic, in steps 2 and 3",
-    "deployment_type": f"{SINGLE_GPU}, {SINGLE_NODE} (a rank for each GPU) or {MULTI_NODE} ({_HOSTFILE})",
+    "actor_model": "facebook/opt-* model for the actor: 1.3b, 6.7b, 13b or 66b",
+    "reward_model": "facebook/opt-* model for the reward model: 350m",
+    "actor_zero_stage": "ZeRO stage of the actor in steps 1 and 3",
+    "reward_zero_stage": "ZeRO stage of the reward model and the critic in steps 2 and 3",
+    "deployment_type": f"{SINGLE_GPU}, {SINGLE_NODE} (one rank per GPU) or {MULTI_NODE} ({_HOSTFILE})",
 }
 _FAMILY = "facebook/opt-"
 _ONE = "--data_path Dahoas/rm-static"
@@ -77,7 +77,7 @@ _PPO = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Give a parser the flags, as e2e_rlhf.py spells them."""
-    group = parser.add_argument_group("in the place of --config, DeepSpeed-Chat's e2e_rlhf.py")
+    group = parser.add_argument_group("instead of --config, as in DeepSpeed-Chat's e2e_rlhf.py")
     for name, text in _FLAGS.items():
         group.add_argument(f"--{name.replace('_', '-')}", dest=name, help=text)
 
@@ -95,20 +95,21 @@ def settings_of(given: Mapping[str, str], environment: Mapping[str, str]) -> dic
     mistakes = Mistakes()
     mistakes.require(
         (kind, actor) in _SFT,
-        f"--deployment-type {kind} with --actor-model {actor} has no script in DeepSpeed-Chat, which has "
+        f"DeepSpeed-Chat has no script for --deployment-type {kind} with --actor-model {actor}, only for "
         f"{', '.join(f'{size} on {place}' for place, size in _SFT)}; write a file for --config instead",
     )
     mistakes.require(
         reward == "350m",
-        f"--reward-model expects 350m, the one that DeepSpeed-Chat has scripts for, got {reward}; write a file for "
-        "--config instead",
+        f"--reward-model expects 350m, the only size with scripts in DeepSpeed-Chat, got {reward}; for another "
+        "size, write a file for --config",
     )
     for name in ("actor_zero_stage", "reward_zero_stage"):
         stage = chosen.get(name, "0")
         mistakes.require(stage in ("0", "1", "2", "3"), f"--{name.replace('_', '-')} expects 0, 1, 2 or 3, got {stage}")
     mistakes.require(
         kind != MULTI_NODE or bool(environment.get(_HOSTFILE)),
-        f"--deployment-type {MULTI_NODE} expects {_HOSTFILE}, a file of lines `HOST slots=RANKS`; set it",
+        f"--deployment-type {MULTI_NODE} needs {_HOSTFILE} to name a file with a line `HOST slots=RANKS` per host; "
+        "set it",
     )
     mistakes.raise_if_any()
     sections = {

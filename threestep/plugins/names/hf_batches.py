@@ -41,8 +41,8 @@ def batch_words(given: Mapping[str, str], present: set[str]) -> tuple[list[str],
     if PROMPTS in present:
         return words, []
     line = (
-        f"{PROMPTS} is {values[PROMPTS]}, as TRL counts: a rollout has {values[FORWARD]} x {_forwards(given)} "
-        f"completions, {values[SAMPLES]} of each prompt"
+        f"{PROMPTS} is {values[PROMPTS]}, counted as in TRL: each rollout has {values[FORWARD]} x "
+        f"{_forwards(given)} completions, {values[SAMPLES]} per prompt"
     )
     return words, [line]
 
@@ -52,9 +52,10 @@ def prompts(given: Mapping[str, str]) -> int:
     forward, forwards, generations = _forward(given), _forwards(given), _generations(given)
     if forward * forwards % generations:
         raise ThreestepError(
-            f"a rank draws {forward} x {forwards} completions (--per_device_train_batch_size x --steps_per_generation, "
-            f"which is --gradient_accumulation_steps by default), expected a multiple of {generations} "
-            "(--num_generations), for all completions of a prompt are drawn by one rank; raise one of the first"
+            f"each rank generates {forward} x {forwards} completions (--per_device_train_batch_size x "
+            "--steps_per_generation, which defaults to --gradient_accumulation_steps); this must be a multiple of "
+            f"{generations} (--num_generations), because one rank generates all completions of a prompt; raise one "
+            "of the first two"
         )
     return forward * forwards // generations
 
@@ -74,8 +75,8 @@ def _forwards(given: Mapping[str, str]) -> int:
     ranks = int(os.environ.get("WORLD_SIZE") or "1")
     if whole % (_forward(given) * ranks):
         raise ThreestepError(
-            f"--generation_batch_size expects a multiple of --per_device_train_batch_size {_forward(given)} x {ranks} "
-            f"ranks, got {whole}"
+            f"--generation_batch_size must be a multiple of --per_device_train_batch_size {_forward(given)} x "
+            f"{ranks} ranks, got {whole}"
         )
     return whole // (_forward(given) * ranks)
 
@@ -96,5 +97,5 @@ def _count(flag: str, given: Mapping[str, str], default: int) -> int:
         return default
     number = whole_number(flag, value)
     if number < 1:
-        raise ThreestepError(f"{flag} expects a whole number above 0, got {value}")
+        raise ThreestepError(f"{flag} must be a whole number above 0, got {value}")
     return number

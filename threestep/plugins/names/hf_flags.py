@@ -42,7 +42,7 @@ def dtype_of(words: list[str]) -> list[str]:
 
 def _torch_dtype(value: str, _given: Mapping[str, str]) -> list[str] | str:
     if value == "auto":
-        return "master weights are kept in float32 whatever the files hold, and --dtype is what forwards compute in"
+        return "master weights are always kept in float32, and --dtype sets the precision of forwards"
     return ["--dtype", *dtype_of([value])]
 
 
@@ -50,14 +50,14 @@ def _bf16(value: str, given: Mapping[str, str]) -> list[str] | str:
     if not is_false(value):
         return ["--dtype", "bf16"]
     if {"--dtype", "--torch_dtype"} & given.keys() or not is_false(given.get("--fp16", "false") or "true"):
-        return "another flag names the precision"
+        return "another flag sets the precision"
     return ["--dtype", "fp32"]
 
 
 def max_steps(value: str, _given: Mapping[str, str]) -> list[str] | str:
     steps = number("--max_steps", value)
     if steps <= 0:
-        return "the epochs say how long the run is"
+        return "the number of epochs sets the length of the run"
     return ["--max_train_steps", f"{steps:g}", "--num_train_epochs", "inf"]
 
 
@@ -92,7 +92,7 @@ def _strategy(kind: str, steps_flag: str, epochs_flag: str) -> Words:
             choices = "no, steps, epoch" + (" or best" if kind == "save" else "")
             raise ThreestepError(f"--{kind}_strategy expects {choices}, got '{value}'")
         if f"--{kind}_steps" in given or steps_flag in given:
-            return f"--{kind}_steps says how often"
+            return f"--{kind}_steps sets how often"
         default = given.get("--logging_steps") if kind == "eval" else None
         return _interval(
             f"--{kind}_steps", default or _DEFAULT_INTERVAL_STEPS, given, steps_flag, epochs_flag=epochs_flag
@@ -115,18 +115,22 @@ def _interval_steps(kind: str, steps_flag: str, epochs_flag: str) -> Words:
 
 def _resume(value: str, _given: Mapping[str, str]) -> list[str] | str:
     if is_false(value) or value.lower() in NO_VALUE:
-        return "a run starts from the beginning without it"
+        return "without it, a run starts from the beginning"
     return ["--resume"] if value.lower() == "true" else ["--resume", value]
 
 
 def _optimizer(value: str, _given: Mapping[str, str]) -> list[str] | str:
     if value in _ADAMW:
-        return "AdamW, torch's fused kernel, is what trains here"
+        return "training always uses AdamW with torch's fused kernel"
     if "8bit" in value or value in ("adafactor", "lomo", "adalomo", "paged_adamw", "paged_adamw_32bit"):
-        saving = "to save memory: --zero_stage 1, --offload, --bf16_optimizer_states (10 bytes a weight) or --lora_dim"
-        raise ThreestepError(f"--optim {value} expects adamw_torch; --optimizer names those of plugins; {saving}")
+        saving = (
+            "to save memory: --zero_stage 1, --offload, --bf16_optimizer_states (10 bytes per weight) or --lora_dim"
+        )
+        raise ThreestepError(
+            f"--optim {value} is not supported, only adamw_torch; for a plugin's optimizer, use --optimizer; {saving}"
+        )
     raise ThreestepError(
-        f"--optim expects adamw_torch or adamw_torch_fused, got '{value}'; --optimizer names those of plugins"
+        f"--optim expects adamw_torch or adamw_torch_fused, got '{value}'; for a plugin's optimizer, use --optimizer"
     )
 
 
@@ -145,7 +149,7 @@ def lora(flag: str) -> dict[str, OldFlag]:
 
     return {
         "--use_peft": renamed(
-            f"{flag} 16", "where --lora_r gives no rank", takes_value=False, words=use_peft, reads_false=True
+            f"{flag} 16", "if --lora_r gives no rank", takes_value=False, words=use_peft, reads_false=True
         ),
         "--lora_r": renamed(flag, words=rank),
     }
@@ -176,14 +180,15 @@ def _datasets(value: str) -> list[str]:
         unread = sorted(fields.keys() - {"path", "name", "split"})
         if "path" not in fields or unread:
             raise ThreestepError(
-                f"--datasets expects entries of path, name and split, got {entry}; write it as --data_path "
+                f"--datasets expects entries with path, name and split, got {entry}; write each as --data_path "
                 "hub:OWNER/NAME,config=...,split=... (docs/data.md)"
             )
         given = {"--dataset_config": fields.get("name", ""), "--dataset_train_split": fields.get("split", "")}
         found += _dataset(str(fields["path"]), given)[1:]
     if not found:
         raise ThreestepError(
-            f"--datasets expects a list in a file of settings, got '{value}'; name one by --dataset_name"
+            f"--datasets must be a list in a settings file, got '{value}'; to give one on the command line, use "
+            "--dataset_name"
         )
     return found
 
@@ -191,17 +196,17 @@ def _datasets(value: str) -> list[str]:
 def _with_dataset(value: str, given: Mapping[str, str]) -> str:
     if "--dataset_name" not in given:
         raise ThreestepError(
-            f"'{value}' of a dataset's configuration or split expects --dataset_name beside it; or write "
-            "--data_path hub:OWNER/NAME,config=...,split=...,eval_split=..."
+            f"'{value}' is a dataset's configuration or split and needs --dataset_name; or use --data_path "
+            "hub:OWNER/NAME,config=...,split=...,eval_split=..."
         )
-    return "it is read with --dataset_name"
+    return "it is used together with --dataset_name"
 
 
 def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     if Path(value).is_dir():
         raise ThreestepError(
-            f"--chat_template_path expects a file of a Jinja template, got the folder '{value}'; name its "
-            "chat_template.jinja"
+            f"--chat_template_path expects a file with a Jinja template, got the folder '{value}'; give the "
+            "chat_template.jinja in it"
         )
     return ["--chat_template", value]
 
@@ -214,7 +219,7 @@ def _one_word(words: list[str]) -> list[str]:
 _LOSS_ON = either_way(["--loss_on", "response"], ["--loss_on", "conversation"])
 _TRUNCATION = by_value(
     {"keep_start": ["--truncation", "right"], "keep_end": ["--truncation", "left"]},
-    "--truncation_mode expects keep_start or keep_end, got '{}'; or see --truncation",
+    "--truncation_mode expects keep_start or keep_end, got '{}'; or use --truncation",
 )
 _SFT_LOSS = by_value(
     dict.fromkeys(
@@ -226,15 +231,15 @@ _SFT_LOSS = by_value(
 _AT_THE_END = "the model is uploaded once, at the end of the run"
 _HUB = by_value(
     dict.fromkeys(("end", "every_save"), _AT_THE_END),
-    "--hub_strategy expects end or every_save, got '{}': checkpoints are not uploaded",
+    "--hub_strategy expects end or every_save, got '{}'; checkpoints are not uploaded",
 )
-_SAMPLED = "rows are drawn by the seed and planned by their lengths"
+_SAMPLED = "rows are drawn in an order set by the seed, and grouped by length"
 _SAMPLING = by_value(
     {**dict.fromkeys(("random", "group_by_length", "batch_rebalance"), _SAMPLED), "sequential": ["--shuffle", "false"]},
     "--train_sampling_strategy expects random, sequential, group_by_length or batch_rebalance, got '{}'",
 )
 _STEPS = "metrics.jsonl and the trackers get every step"
-_LOADER = "rows are tokenized before training, and laid out while the device computes"
+_LOADER = "rows are tokenized before training, and batches are prepared while the device computes"
 _ENGINE = "DeepSpeed reduces the gradients"
 
 # Of every step.
@@ -244,41 +249,41 @@ HF_FLAGS: dict[str, OldFlag] = {
         "--trust_remote_code --hub_private_repo --bnb_4bit_quant_type --bnb_4bit_use_double_quant "
         "--router_aux_loss_coef"
     ),
-    "--use_liger_kernel": Same("norms, gates and rotations; losses read logits in chunks without it"),
+    "--use_liger_kernel": Same("fuses norms, gates and rotations; losses always read logits in chunks"),
     **EVERY_STEP_FIELDS,
     "--output_dir": Same("default: runs/last"),
     "--num_train_epochs": Same("default: 1, not 3"),
     "--max_steps": renamed(
-        "--max_train_steps N --num_train_epochs inf", "it overrides --num_train_epochs; -1 asks for nothing",
+        "--max_train_steps N --num_train_epochs inf", "overrides --num_train_epochs; -1 sets no limit",
         words=max_steps, overrides=("--num_train_epochs",)
     ),
     "--warmup_steps": renamed(
-        "--num_warmup_steps", "below 1 it is --warmup_ratio, as in transformers 5", words=_warmup_steps
+        "--num_warmup_steps", "values below 1 become --warmup_ratio, as in transformers 5", words=_warmup_steps
     ),
     "--lr_scheduler_type": Same("default: cosine, not linear"),
     "--lr_scheduler_kwargs": refused(
-        "is a dictionary in TRL; its values are flags here: --min_lr_ratio, --stable_ratio",
+        "is a dictionary in TRL; set its values with --min_lr_ratio and --stable_ratio",
         unless=NO_VALUE
     ),
     "--optim": renamed(
-        "AdamW", "adamw_torch and adamw_torch_fused are what trains here; others are refused", words=_optimizer
+        "AdamW", "adamw_torch and adamw_torch_fused match what Threestep uses; others are refused", words=_optimizer
     ),
-    "--optim_args": refused("has no use here: AdamW's are --adam_beta1, --adam_beta2 and --adam_epsilon"),
+    "--optim_args": refused("has no effect here: AdamW's settings are --adam_beta1, --adam_beta2 and --adam_epsilon"),
     "--adam_beta2": Same("default: 0.95, not 0.999"),
     "--seed": Same("default: 1234, not 42"),
-    "--data_seed": refused("has no flag of its own: --seed decides the order of the rows too", unless=NO_VALUE),
+    "--data_seed": refused("has no equivalent: --seed also sets the order of the rows", unless=NO_VALUE),
     "--full_determinism": renamed_switch("--deterministic", words=either_way(["--deterministic", "true"])),
     "--bf16": renamed_switch(
-        "--dtype bf16", "false: --dtype fp32; with float32 master weights", words=_bf16, reads_false=True
+        "--dtype bf16", "false: --dtype fp32; master weights stay float32", words=_bf16, reads_false=True
     ),
     "--fp16": renamed_switch("--dtype fp16", words=either_way(["--dtype", "fp16"])),
-    "--dtype": Same("bfloat16, float16 and float32 are read as bf16, fp16 and fp32", spelled=dtype_of),
+    "--dtype": Same("bfloat16, float16 and float32 are accepted for bf16, fp16 and fp32", spelled=dtype_of),
     "--torch_dtype": renamed(
-        "--dtype", words=_torch_dtype, differs="the precision of forwards; master weights are float32 in any case"
+        "--dtype", words=_torch_dtype, differs="sets the precision of forwards; master weights are always float32"
     ),
     "--tf32": refused_switch(
-        "is not Threestep's to set; NVIDIA_TF32_OVERRIDE=1 in the environment turns TF32 on, and --dtype bf16 does not "
-        "need it"
+        "is not a Threestep setting; set NVIDIA_TF32_OVERRIDE=1 in the environment to turn TF32 on; --dtype bf16 "
+        "does not need it"
     ),
     "--eval_strategy": renamed(
         "--eval_interval or --eval_epochs", "no: 0; steps: --eval_steps; epoch: --eval_epochs 1",
@@ -286,7 +291,7 @@ HF_FLAGS: dict[str, OldFlag] = {
         differs="a run is also evaluated before and after training"
     ),
     "--eval_steps": renamed(
-        "--eval_interval", "below 1 it is a share of the run",
+        "--eval_interval", "values below 1 are a fraction of the run",
         words=_interval_steps("eval", "--eval_interval", "--eval_epochs")
     ),
     "--eval_on_start": needless_switch("a run is evaluated before training"),
@@ -298,92 +303,99 @@ HF_FLAGS: dict[str, OldFlag] = {
         words=_strategy("save", "--save_every", "--save_epochs")
     ),
     "--save_steps": renamed(
-        "--save_every", "below 1 it is a share of the run",
+        "--save_every", "values below 1 are a fraction of the run",
         words=_interval_steps("save", "--save_every", "--save_epochs")
     ),
     "--save_total_limit": renamed("--keep_last", "0 keeps all; default: 2"),
-    "--load_best_model_at_end": Same("the best is written when it is evaluated, whatever --save_steps says"),
-    "--metric_for_best_model": Same("default: loss, in step 3 reward; eval_loss is eval/loss"),
-    "--greater_is_better": Same("default: unless the metric is a loss"),
+    "--load_best_model_at_end": Same(
+        "no: 0; steps: --save_steps, 500 by default; epoch: --save_epochs 1; best: --load_best_model_at_end"
+    ),
+    "--metric_for_best_model": Same("default: loss, in step 3 reward; eval_loss is read as eval/loss"),
+    "--greater_is_better": Same("default: true, unless the metric is a loss"),
     "--save_only_model": refused_switch(
-        "is not how checkpoints are written here: they hold what --resume needs; the finished model is in "
-        "OUTPUT_DIR/model, and `threestep export` makes a model of a checkpoint"
+        "does not fit checkpoints here: they hold what --resume needs; the finished model is in OUTPUT_DIR/model, "
+        "and `threestep export` turns a checkpoint into a model"
     ),
     "--save_safetensors": needless_switch("models are saved as safetensors"),
     "--resume_from_checkpoint": renamed(
-        "--resume", "true takes the latest; a path takes that one of OUTPUT_DIR/checkpoints", words=_resume
+        "--resume", "true resumes the latest checkpoint; a path selects one in OUTPUT_DIR/checkpoints", words=_resume
     ),
     "--overwrite_output_dir": renamed_switch("--overwrite"),
     "--report_to": Same(
         "default: tensorboard; names separated by spaces or commas", spelled=lambda words: [",".join(words)]
     ),
-    "--run_name": Same("trackers show it; without --output_dir the folder is runs/NAME"),
+    "--run_name": Same("trackers show it; without --output_dir, the output folder is runs/NAME"),
     "--logging_dir": needless("the curves are in OUTPUT_DIR/tensorboard"),
-    "--logging_steps": needless("a log file has at most a line in --logging_seconds; metrics.jsonl has every step"),
+    "--logging_steps": needless("the log gets at most one line every --logging_seconds; metrics.jsonl has every step"),
     "--logging_strategy": needless(_STEPS),
     "--logging_first_step": needless_switch(_STEPS),
-    "--gradient_checkpointing_kwargs": needless("recomputation needs no settings here", takes_list=True),
+    "--gradient_checkpointing_kwargs": needless("gradient checkpointing needs no settings here", takes_list=True),
     "--average_tokens_across_devices": needless_switch(
         "a loss is divided by the count over all ranks and micro-batches"
     ),
     "--auto_find_batch_size": refused_switch(
-        "is not done here; --dry_run shows the memory of a rank, and --max_tokens_per_micro_batch bounds it"
+        "is not supported; --dry_run shows the memory per rank, and --max_tokens_per_micro_batch limits it"
     ),
     "--dataset_config": renamed("--data_path hub:NAME,config=CONFIG", words=_with_dataset),
     "--dataset_train_split": renamed("--data_path hub:NAME,split=SPLIT", words=_with_dataset),
     "--dataset_test_split": renamed("--data_path hub:NAME,eval_split=SPLIT", words=_with_dataset),
     "--dataset_streaming": refused_switch(
-        "is not done here: rows are tokenized once, into files that are read as they are needed "
-        "(docs/reference/cache.md)"
+        "is not supported: rows are tokenized once, into files that are read as needed (docs/reference/cache.md)"
     ),
     "--dataset_num_proc": renamed("--num_workers"),
     "--dataset_text_field": renamed("--text_column"),
     "--eos_token": renamed("--end_of_conversation_token"),
-    "--pad_token": Same("for a tokenizer that names none"),
+    "--pad_token": Same("for a tokenizer that has none"),
     "--chat_template_path": renamed("--chat_template", "a file", words=_chat_template),
     "--remove_unused_columns": needless_switch("columns that nothing reads are not loaded"),
-    "--shuffle_dataset": needless_switch("every epoch has an order of its own, by --seed"),
+    "--shuffle_dataset": needless_switch("every epoch has its own order, set by --seed"),
     "--dataloader_num_workers": needless(_LOADER),
     "--dataloader_prefetch_factor": needless(_LOADER),
     "--dataloader_pin_memory": needless_switch(_LOADER),
     "--dataloader_persistent_workers": needless_switch(_LOADER),
-    "--dataloader_drop_last": needless_switch("epochs follow each other without a gap, and every step is full"),
-    "--group_by_length": needless_switch("rows are planned by their lengths"),
+    "--dataloader_drop_last": needless_switch("epochs follow each other without a gap, so every step is full"),
+    "--group_by_length": needless_switch("rows are grouped by length"),
     "--train_sampling_strategy": renamed(
-        "--shuffle false", "sequential; the others are not needed: rows are drawn by the seed and planned by their "
-        "lengths", words=_SAMPLING
+        "--shuffle false",
+        "accepts sequential; the others are not needed, because rows are drawn in an order set by the seed "
+        "and grouped by length", words=_SAMPLING
     ),
     "--ddp_find_unused_parameters": needless_switch(_ENGINE),
     "--ddp_backend": needless("the device decides: nccl on GPUs, gloo on CPUs"),
     "--ddp_timeout": renamed("--rank_timeout", "seconds"),
-    "--fsdp": refused("is not used here; --zero_stage 3 shards weights, gradients and optimizer", takes_list=True),
-    "--use_cpu": refused_switch("is an environment's choice here: CUDA_VISIBLE_DEVICES= hides the GPUs"),
+    "--fsdp": refused(
+        "is not used here; --zero_stage 3 shards weights, gradients and optimizer states", takes_list=True
+    ),
+    "--use_cpu": refused_switch("is set in the environment here: CUDA_VISIBLE_DEVICES= hides the GPUs"),
     "--model_revision": refused(
-        "is not read: hub names are read in their main revision; download another and name its folder",
+        "is not supported: hub names are read at their main revision; download another revision and give its "
+        "folder",
         unless=("main", *NO_VALUE)
     ),
     "--lora_alpha": Same("default: 16, not 32"),
     "--lora_dropout": Same("default: 0, not 0.05"),
     "--lora_modules_to_save": refused(
-        "has no counterpart; --only_optimize_lora false trains all other weights beside the adapters", takes_list=True,
+        "has no equivalent; --only_optimize_lora false trains all other weights beside the adapters", takes_list=True,
         unless=NO_VALUE
     ),
     "--use_rslora": Same("with LoRA"),
     "--use_dora": Same("with LoRA"),
-    "--push_to_hub": Same("at the end of the run, with a model card made from it"),
-    "--hub_model_id": Same("default: the name of --output_dir, in the account that is logged in"),
-    "--hub_strategy": renamed("end", "every_save too: the model alone is uploaded; others are refused", words=_HUB),
-    "--load_in_4bit": Same("with LoRA; needs the package bitsandbytes"),
-    "--load_in_8bit": Same("with LoRA; weights alone are rounded, not activations"),
+    "--push_to_hub": Same("at the end of the run, with a model card generated from it"),
+    "--hub_model_id": Same("default: the name of --output_dir, under the logged-in account"),
+    "--hub_strategy": renamed(
+        "end", "every_save is accepted too, but only the model is uploaded; others are refused", words=_HUB
+    ),
+    "--load_in_4bit": Same("with LoRA; needs the bitsandbytes package"),
+    "--load_in_8bit": Same("with LoRA; quantizes only weights, not activations"),
     "--use_bnb_nested_quant": renamed_switch(
         "--bnb_4bit_use_double_quant", "TRL's name",
         words=either_way(["--bnb_4bit_use_double_quant", "true"], ["--bnb_4bit_use_double_quant", "false"]),
         reads_false=True
     ),
     "--bnb_4bit_compute_dtype": needless("layers compute in --dtype"),
-    "--bnb_4bit_quant_storage": needless("rounded weights are bytes, which ZeRO does not shard"),
+    "--bnb_4bit_quant_storage": needless("quantized weights are stored as bytes, which ZeRO does not shard"),
     "--hub_token": refused(
-        "would be seen by all who list the machine's processes; set HF_TOKEN, or run `hf auth login`"
+        "would be visible to everyone who lists the machine's processes; set HF_TOKEN, or run `hf auth login`"
     ),
 }  # fmt: skip
 
@@ -398,8 +410,11 @@ def dataset_name(alone: str) -> dict[str, OldFlag]:
     def of_a_list(value: str, given: Mapping[str, str]) -> list[str]:
         return ["--data_path", *_datasets(value), *([] if "--data_split" in given else ["--data_split", alone])]
 
-    note = f"hub:NAME for a name with an owner, else a path or a name; with --data_split {alone}, all rows"
-    entries = "a list in a file, whose entries have path, name and split; others are refused"
+    note = (
+        f"hub:NAME for a name with an owner, otherwise a path or a registered name; with --data_split {alone}, "
+        "uses all rows"
+    )
+    entries = "a list in a file, with path, name and split for each entry; other keys are refused"
     return {
         "--dataset_name": renamed("--data_path", note, words=words),
         "--datasets": renamed("--data_path", entries, words=of_a_list, takes_list=True),
@@ -410,10 +425,11 @@ def zero_stages(*flags: str) -> dict[str, OldFlag]:
     """TRL's --accelerate_config: one of its files by name. flags: ours of the stage"""
     names = ("zero1", "zero2", "zero3")
     words: dict[str, list[str] | str] = {name: [word for flag in flags for word in (flag, name[-1])] for name in names}
-    one = "ranks are --num_ranks, or one for each GPU"
+    one = "--num_ranks sets the number of ranks; the default is one per GPU"
     otherwise = (
-        "--accelerate_config expects zero1, zero2, zero3, single_gpu or multi_gpu, got '{}'; Accelerate does not run "
-        f"here: --num_ranks says how many ranks, and {' and '.join(flags)} what ZeRO shards (3 is what FSDP does)"
+        "--accelerate_config expects zero1, zero2, zero3, single_gpu or multi_gpu, got '{}'; Accelerate is not "
+        f"used here: --num_ranks sets the number of ranks, and {' and '.join(flags)} what ZeRO shards (3 does what "
+        "FSDP does)"
     )
     reading = by_value({**words, "single_gpu": one, "multi_gpu": one}, otherwise)
     return {"--accelerate_config": renamed(" ".join(f"{flag} N" for flag in flags), "zeroN by name", words=reading)}
@@ -427,23 +443,23 @@ HF_ONE_MODEL_FLAGS: dict[str, OldFlag] = {
     **lora("--lora_dim"),
     **zero_stages("--zero_stage"),
     "--lora_target_modules": renamed(
-        "--lora_module_name", "parts of the layers' names, or all-linear", takes_list=True,
+        "--lora_module_name", "parts of layer names, or all-linear", takes_list=True,
         words=listed("--lora_module_name")
     ),
-    "--attn_implementation": Same("default: auto, the fastest that computes the model's own numbers"),
-    "--learning_rate": Same("default: the step's own"),
+    "--attn_implementation": Same("default: auto, the fastest that reproduces the model's own numbers"),
+    "--learning_rate": Same("default: depends on the step"),
     "--weight_decay": Same("on matrices alone"),
-    "--per_device_train_batch_size": Same("sequences (step 2: prompts); default: 16, not 8"),
+    "--per_device_train_batch_size": Same("counts sequences (step 2: prompts); default: 16, not 8"),
     "--per_device_eval_batch_size": Same("default: 16, not 8"),
-    "--gradient_checkpointing": Same("default: off, as transformers'; TRL's is on", takes_value=False),
+    "--gradient_checkpointing": Same("default: off, as in transformers; TRL's is on", takes_value=False),
     "--max_length": renamed("--max_seq_len", "default: 512, not 1024"),
     "--max_seq_length": renamed("--max_seq_len", "TRL's older name"),
     "--pad_to_multiple_of": needless("rows are packed, not padded"),
-    "--padding_free": needless_switch("rows are packed: documents that do not see each other share them"),
-    "--label_smoothing_factor": refused("has no counterpart in this step's loss", unless=("0", "0.0")),
+    "--padding_free": needless_switch("rows are packed: several documents share a row without seeing each other"),
+    "--label_smoothing_factor": refused("has no equivalent in this step's loss", unless=("0", "0.0")),
 }  # fmt: skip
 
-_PACKED = "documents share rows and do not see each other, which changes no gradient; --padded turns it off"
+_PACKED = "documents share rows without seeing each other, which does not change gradients; --padded turns this off"
 HF_SFT_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
     **SFT_FIELDS,
@@ -475,26 +491,26 @@ HF_DPO_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
     **DPO_FIELDS,
     **dataset_name("0,1,0"),
-    "--loss_type": Same("several are a sum; those of ours, others are refused", spelled=_one_word),
+    "--loss_type": Same("several are summed; only Threestep's losses are accepted", spelled=_one_word),
     "--truncation_mode": renamed(
         "--truncation", "keep_start: right; keep_end: left", words=_TRUNCATION,
         differs="left cuts the beginning of the prompt, never the response"
     ),
-    "--rpo_alpha": renamed("--sft_coef", differs="the log-likelihood is a mean over each best response's tokens"),
+    "--rpo_alpha": renamed("--sft_coef", differs="the log-likelihood is a mean over the tokens of each best response"),
     "--precompute_ref_log_probs": needless_switch(
-        "the reference's log-probabilities are read once and kept with the data"
+        "the reference's log-probabilities are computed once and kept with the data"
     ),
-    "--reference_free": refused_switch("is not built; the reference is the model that training starts from"),
-    "--f_divergence_type": refused("is not built beside the reverse KL", unless=("reverse_kl",)),
+    "--reference_free": refused_switch("is not supported; the reference is the model that training starts from"),
+    "--f_divergence_type": refused("is not supported; only the reverse KL is", unless=("reverse_kl",)),
     "--max_prompt_length": refused(
-        "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation left "
+        "has no separate limit here: --max_seq_len limits prompt and response together, and --truncation left "
         "cuts the prompt", unless=NO_VALUE
     ),
     "--max_completion_length": refused(
-        "is not a length of its own here: --max_seq_len bounds prompt and response together, and --truncation right "
+        "has no separate limit here: --max_seq_len limits prompt and response together, and --truncation right "
         "cuts the response", unless=NO_VALUE
     ),
     "--generate_during_eval": refused_switch(
-        "is not built; `threestep evaluate win_rate` compares answers of finished models"
+        "is not supported; `threestep evaluate win_rate` compares the responses of finished models"
     ),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from threestep.plugins.names.other_names import DEEPSPEED_CHAT, HUGGING_FACE, Ol
 from training.utils.base.errors import ThreestepError
 
 _COLOCATE = "vLLM runs beside training on the same GPUs"
-_SERVER = "asks for TRL's own server; leave it out and give --rollout_engine vllm_server --vllm_servers URLS"
+_SERVER = "selects TRL's own server; instead, use --rollout_engine vllm_server --vllm_servers URLS"
 
 
 def _of_both(name: str) -> Words:
@@ -51,7 +51,7 @@ _LOSSES = {
     "sapo": ["--policy_loss", "sapo"],
 }
 _RATIOS = by_value(
-    {"token": "a ratio is a token's, unless --policy_loss says otherwise", "sequence": ["--policy_loss", "gspo"]},
+    {"token": "ratios are per token unless --policy_loss says otherwise", "sequence": ["--policy_loss", "gspo"]},
     "--importance_sampling_level expects token or sequence, got '{}'",
 )
 _CHECKPOINTING = either_way(
@@ -66,14 +66,14 @@ _MODES = {
     for correction in ("truncate", "mask")
 }
 _AGGREGATION = by_value(
-    {"sum_then_normalize": "rewards are summed by their weights, then made advantages"},
-    "--multi_objective_aggregation expects sum_then_normalize, the one way here, got '{}'",
+    {"sum_then_normalize": "the weighted rewards are summed and then turned into advantages"},
+    "--multi_objective_aggregation expects sum_then_normalize, the only supported way, got '{}'",
 )
 
 
 def _counted(value: str, given: Mapping[str, str]) -> list[str] | str:
     """TRL's counts that decide how many prompts a rollout has."""
-    return "it is so by default" if value.lower() in NO_VALUE else [PROMPTS, str(prompts(given))]
+    return "this is the default" if value.lower() in NO_VALUE else [PROMPTS, str(prompts(given))]
 
 
 def _train_batch(value: str, given: Mapping[str, str]) -> list[str]:
@@ -89,7 +89,7 @@ def _max_steps(value: str, given: Mapping[str, str]) -> list[str] | str:
 
 def _correction(value: str, given: Mapping[str, str]) -> list[str] | str:
     if not is_false(value) and "--vllm_importance_sampling_mode" in given:
-        return "--vllm_importance_sampling_mode says how"
+        return "--vllm_importance_sampling_mode sets how"
     return ["--mismatch_correction", "none" if is_false(value) else "truncate"]
 
 
@@ -97,7 +97,9 @@ def _correction_mode(value: str, given: Mapping[str, str]) -> list[str] | str:
     if is_false(given.get("--vllm_importance_sampling_correction", "true") or "true"):
         return "--vllm_importance_sampling_correction is false"
     if value not in _MODES:
-        raise ThreestepError(f"--vllm_importance_sampling_mode expects one of {', '.join(_MODES)}, got '{value}'")
+        raise ThreestepError(
+            f"--vllm_importance_sampling_mode expects one of {', '.join(_MODES)}, got '{value}'; choose one of these"
+        )
     return _MODES[value]
 
 
@@ -107,23 +109,23 @@ def _or_none(flag: str) -> Words:
 
 def _tool_calls(value: str, _given: Mapping[str, str]) -> list[str] | str:
     if value.lower() in NO_VALUE:
-        return "--max_turns says how many turns the model may take"
+        return "--max_turns limits the model's turns"
     return ["--max_turns", f"{number('--max_tool_calling_iterations', value) + 1:g}"]
 
 
 def _kl_correction(value: str, given: Mapping[str, str]) -> list[str] | str:
     if not {"--beta", "--kl_in"} & given.keys():
-        return "it is for the KL in the loss, which --beta asks for"
+        return "it applies to the KL in the loss, which --beta turns on"
     return ["--kl_estimator", "k3" if is_false(value) else "k3+"]
 
 
 def _gathered(value: str, _given: Mapping[str, str]) -> str:
     if is_false(value):
         raise ThreestepError(
-            "--no_ds3_gather_for_generation is not built: ZeRO-3 gathers the weights once a rollout; --dry_run true "
-            "tells whether a rank can hold them"
+            "--no_ds3_gather_for_generation is not supported, because ZeRO-3 gathers the weights once per "
+            "rollout; use --dry_run true to see whether they fit on a rank"
         )
-    return "ZeRO-3 gathers the weights once a rollout"
+    return "ZeRO-3 gathers the weights once per rollout"
 
 
 def _scale_rewards(value: str, _given: Mapping[str, str]) -> list[str]:
@@ -131,14 +133,19 @@ def _scale_rewards(value: str, _given: Mapping[str, str]) -> list[str]:
         return ["--norm_adv_by_std", "true", "--norm_adv_over", "batch"]
     known = {"true": "true", "group": "true", "false": "false", "none": "false"}
     if value.lower() not in known:
-        raise ThreestepError(f"--scale_rewards expects group (true), batch or none (false), got '{value}'")
+        raise ThreestepError(
+            f"--scale_rewards expects group (true), batch or none (false), got '{value}'; choose one of these"
+        )
     return ["--norm_adv_by_std", known[value.lower()]]
 
 
 def _penalty(value: str, _given: Mapping[str, str]) -> str:
     if number("--repetition_penalty", value) != 1:
-        raise ThreestepError(f"--repetition_penalty expects 1, got {value}: responses are drawn from the policy itself")
-    return "responses are drawn from the policy itself"
+        raise ThreestepError(
+            f"--repetition_penalty must be 1, got {value}, because responses are generated from the policy itself; "
+            "leave it out"
+        )
+    return "responses are generated from the policy itself"
 
 
 HF_PPO_FLAGS: dict[str, OldFlag] = {
@@ -152,59 +159,63 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     **dataset_name("0,0,1"),
     **lora("--actor_lora_dim"),
     "--lora_target_modules": renamed(
-        "--actor_lora_module_name", "parts of the layers' names, or all-linear", takes_list=True,
+        "--actor_lora_module_name", "parts of layer names, or all-linear", takes_list=True,
         words=listed("--actor_lora_module_name")
     ),
     "--max_steps": renamed(
-        "--max_train_steps N --num_train_epochs inf", "it overrides --num_train_epochs; -1 asks for nothing",
+        "--max_train_steps N --num_train_epochs inf", "overrides --num_train_epochs; -1 sets no limit",
         words=_max_steps, overrides=("--num_train_epochs",),
-        differs="step 3 counts rollouts with their updates, and a command line of TRL's is converted"
+        differs="step 3 counts rollouts with their updates, so TRL's number of steps is converted"
     ),
     "--model_name_or_path": renamed("--actor_model_name_or_path", "the reference too"),
     "--sft_model_path": renamed("--actor_model_name_or_path"),
-    "--reward_model_path": renamed("--critic_model_name_or_path", "where a critic is trained, its start too"),
-    "--reward_model_name_or_path": renamed("--critic_model_name_or_path", "where a critic is trained, its start too"),
+    "--reward_model_path": renamed("--critic_model_name_or_path", "if a critic is trained, also its initial model"),
+    "--reward_model_name_or_path": renamed(
+        "--critic_model_name_or_path", "if a critic is trained, also its initial model"
+    ),
     "--reward_funcs": renamed(
         "--reward NAME:WEIGHT,...",
-        "accuracy_reward: math, on the column solution; think_format_reward: regex; MODULE.NAME: FILE.py:NAME",
+        "accuracy_reward becomes math, on the column solution; think_format_reward becomes regex; MODULE.NAME "
+        "becomes FILE.py:NAME",
         takes_list=True, words=reward_words
     ),
     "--reward_weights": renamed("--reward NAME:WEIGHT,...", takes_list=True, words=weight_words),
-    "--learning_rate": renamed("--actor_learning_rate", "--critic_learning_rate is the critic's"),
+    "--learning_rate": renamed("--actor_learning_rate", "--critic_learning_rate sets the critic's"),
     "--weight_decay": renamed("--actor_weight_decay V --critic_weight_decay V", words=_of_both("weight_decay")),
     "--gradient_checkpointing": renamed_switch(
         "--actor_gradient_checkpointing --critic_gradient_checkpointing", words=_CHECKPOINTING, reads_false=True
     ),
     "--per_device_eval_batch_size": Same("prompts; default: 64"),
-    "--gradient_accumulation_steps": Same(differs="of a minibatch, which is one optimizer step"),
+    "--gradient_accumulation_steps": Same(differs="in a minibatch, which is one optimizer step"),
     "--max_prompt_length": renamed(
-        "--max_prompt_seq_len N --prompt_truncation left", "longer prompts are cut as TRL cuts them",
+        "--max_prompt_seq_len N --prompt_truncation left", "longer prompts are cut in the same way as in TRL",
         words=_max_prompt_length
     ),
     "--max_completion_length": renamed("--max_answer_seq_len"),
     "--response_length": renamed("--max_answer_seq_len"),
     "--max_length": refused(
-        "is two lengths here: --max_prompt_seq_len of a prompt, --max_answer_seq_len of a response", unless=NO_VALUE
+        "is split in two here: --max_prompt_seq_len for the prompt, --max_answer_seq_len for the response",
+        unless=NO_VALUE
     ),
     "--num_generations": renamed(
-        "--num_samples_per_prompt", "with TRL's name of the model 8 by default, rloo 2; else 1"
+        "--num_samples_per_prompt", "with TRL's model flag, the default is 8 (rloo: 2), otherwise 1"
     ),
     "--per_device_train_batch_size": renamed(
-        FORWARD, "completions of a forward, on a command line that has TRL's name of the model or its counts; without "
-        f"them it is DeepSpeed-Chat's older spelling of {PROMPTS}", words=_train_batch,
+        FORWARD, "completions per forward, on a command line with TRL's model flag or counts; otherwise, it is "
+        f"DeepSpeed-Chat's older name for {PROMPTS}", words=_train_batch,
         whose=(DEEPSPEED_CHAT, HUGGING_FACE)
     ),
     "--num_generations_eval": renamed("--val_samples"),
     "--generation_batch_size": renamed(
-        f"{PROMPTS} P", "completions of all ranks; P prompts have as many", words=_counted
+        f"{PROMPTS} P", "completions on all ranks; P prompts have this number", words=_counted
     ),
     "--steps_per_generation": renamed(
-        f"{PROMPTS} P", "forwards of a rollout; P prompts have as many", words=_counted
+        f"{PROMPTS} P", "forwards per rollout; P prompts have this number of completions", words=_counted
     ),
     "--num_mini_batches": renamed(
-        f"{PROMPTS} P", "optimizer steps of a rollout, of PPO; P prompts fill them", words=_counted
+        f"{PROMPTS} P", "optimizer steps per rollout (PPO); P prompts fill them", words=_counted
     ),
-    "--max_tool_calling_iterations": renamed("--max_turns N+1", "the last turn calls nothing", words=_tool_calls),
+    "--max_tool_calling_iterations": renamed("--max_turns N+1", "the last turn makes no calls", words=_tool_calls),
     "--multi_objective_aggregation": renamed(
         "one way", "sum_then_normalize; normalize_then_sum is refused", words=_AGGREGATION
     ),
@@ -214,7 +225,7 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     ),
     "--use_bias_correction_kl": renamed_switch(
         "--kl_estimator k3+", "with --beta; false: k3", words=_kl_correction, reads_false=True,
-        differs="the gradient is that of the policy which drew the rollout"
+        differs="the gradient is that of the policy that generated the rollout"
     ),
     "--ds3_gather_for_generation": renamed_switch(
         "ZeRO-3 gathers", "false is refused", words=_gathered, reads_false=True
@@ -222,7 +233,7 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     "--disable_dropout": renamed_switch(
         "--actor_dropout 0.0 --critic_dropout 0.0", reads_false=True,
         words=either_way(
-            ["--actor_dropout", "0.0", "--critic_dropout", "0.0"], "dropout is 0 unless --actor_dropout says otherwise"
+            ["--actor_dropout", "0.0", "--critic_dropout", "0.0"], "dropout is 0 unless --actor_dropout sets it"
         ),
     ),
     "--shuffle_dataset": renamed_switch(
@@ -230,35 +241,37 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     ),
     "--num_iterations": renamed("--ppo_epochs"),
     "--num_ppo_epochs": renamed("--ppo_epochs", "default: 1, not 4"),
-    "--repetition_penalty": renamed("no penalty", "1 alone; others are refused", words=_penalty),
+    "--repetition_penalty": renamed("no penalty", "only 1; others are refused", words=_penalty),
     "--generation_kwargs": refused(
-        "is a dictionary in TRL; here --temperature, --top_k, --top_p, --min_p, --stop and --bad_words are flags",
+        "is a dictionary in TRL; here --temperature, --top_k, --top_p, --min_p, --stop and --bad_words are "
+        "separate flags",
         takes_list=True, unless=NO_VALUE
     ),
     "--beta": renamed(
-        "--kl_coef V --kl_in loss", "GRPO's KL is k3 in the loss; default: 0.1 in the reward", words=_beta
+        "--kl_coef V --kl_in loss", "GRPO's KL uses the k3 estimator in the loss; default: 0.1 in the reward",
+        words=_beta
     ),
     "--kl_coef": Same("default: 0.1, not 0.05"),
     "--epsilon": renamed("--clip_range"),
     "--epsilon_high": renamed("--clip_range_high"),
     "--cliprange": renamed("--clip_range"),
     "--cliprange_value": renamed("--clip_range_value"),
-    "--delta": renamed("--dual_clip", differs="the bound holds where the advantage is negative"),
+    "--delta": renamed("--dual_clip", differs="the bound applies where the advantage is negative"),
     "--missing_eos_penalty": Same("default: 0, none"),
-    "--whiten_rewards": refused_switch("is not built; --whiten_advantages is"),
+    "--whiten_rewards": refused_switch("is not supported; --whiten_advantages is"),
     "--loss_type": renamed(
         "--loss_aggregation or --policy_loss",
         "grpo: seq-mean-token-mean; dapo, bnpo: token-mean; dr_grpo: seq-mean-token-sum-norm; cispo and sapo are "
         "policy losses",
         words=by_value(_LOSSES, f"--loss_type expects one of {', '.join(_LOSSES)} in step 3, got '{{}}'"),
-        differs="token-mean counts the tokens of the whole optimizer step, where bnpo counts a micro-batch's"
+        differs="token-mean counts the tokens of the whole optimizer step, whereas bnpo counts those of a micro-batch"
     ),
     "--scale_rewards": renamed(
         "--norm_adv_by_std", "group: true; none: false; batch: with --norm_adv_over batch", words=_scale_rewards
     ),
     "--importance_sampling_level": renamed(
         "--policy_loss gspo", "sequence; token is the default", words=_RATIOS,
-        differs="gspo's clip is its authors' unless --epsilon is given"
+        differs="gspo uses its authors' clip range unless --epsilon is given"
     ),
     "--mask_truncated_completions": renamed_switch(
         "--mask_truncated_responses", words=either_way(["--mask_truncated_responses", "true"])
@@ -266,12 +279,12 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
     "--sapo_temperature_neg": renamed("--sapo_tau_neg"),
     "--sapo_temperature_pos": renamed("--sapo_tau_pos"),
     "--use_vllm": renamed_switch(
-        "--rollout_engine vllm", words=either_way(["--rollout_engine", "vllm"], "--rollout_engine says what draws"),
+        "--rollout_engine vllm", words=either_way(["--rollout_engine", "vllm"], "--rollout_engine chooses the engine"),
         reads_false=True
     ),
     "--vllm_mode": renamed(
         "colocate", "server is refused",
-        words=by_value({"colocate": _COLOCATE}, f"--vllm_mode {{}} {_SERVER}, or give colocate")
+        words=by_value({"colocate": _COLOCATE}, f"--vllm_mode {{}} {_SERVER}, or use colocate")
     ),
     "--vllm_gpu_memory_utilization": renamed("--vllm_memory_share"),
     "--vllm_enable_sleep_mode": renamed_switch(
@@ -282,7 +295,7 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
         "--mismatch_correction truncate", "the default with vLLM; false: none", reads_false=True, words=_correction
     ),
     "--vllm_importance_sampling_mode": renamed(
-        "--mismatch_correction --mismatch_level", "truncate or mask, of a token or a sequence; default: token_truncate",
+        "--mismatch_correction --mismatch_level", "truncate or mask, per token or sequence; default: token_truncate",
         words=_correction_mode
     ),
     "--vllm_importance_sampling_cap": renamed("--mismatch_threshold", words=_or_none("--mismatch_threshold")),
@@ -293,7 +306,7 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
         "--mismatch_threshold_lower", words=_or_none("--mismatch_threshold_lower")
     ),
     "--log_completions": needless_switch(
-        "every evaluation writes prompts, answers and scores to OUTPUT_DIR/samples.jsonl"
+        "every evaluation writes prompts, responses and scores to OUTPUT_DIR/samples.jsonl"
     ),
     "--num_completions_to_print": renamed("--show_samples"),
 }  # fmt: skip

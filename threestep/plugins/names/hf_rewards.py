@@ -16,10 +16,14 @@ _FUNCTIONS = {
     "think_format_reward": ("regex", ("--reward_regex", _THINKS)),
 }
 _WITHOUT = {
-    "reasoning_accuracy_reward": "math reads the whole response; a function of yours may cut off what it thought",
-    "get_soft_overlong_punishment": "--overlong_buffer_tokens and --overlong_penalty subtract it from the reward",
+    "reasoning_accuracy_reward": (
+        "math reads the whole response; your own function can strip the model's thinking first"
+    ),
+    "get_soft_overlong_punishment": (
+        "use --overlong_buffer_tokens and --overlong_penalty, which subtract a penalty from the reward"
+    ),
 }
-_IS_A_MODEL = "a model's is --reward_model_name_or_path"
+_IS_A_MODEL = "for a reward model, use --reward_model_name_or_path"
 
 
 def reward_words(value: str, given: Mapping[str, str]) -> list[str]:
@@ -34,7 +38,8 @@ def reward_words(value: str, given: Mapping[str, str]) -> list[str]:
     weights = given.get("--reward_weights", "").replace(",", " ").split() or ["1"] * len(ours)
     if len(weights) != len(ours):
         raise ThreestepError(
-            f"--reward_weights expects a number for each of {', '.join(ours)}, got {' '.join(weights)}"
+            f"--reward_weights expects one number for each of {', '.join(ours)}, got {' '.join(weights)}; give one "
+            "number per reward"
         )
     return ["--reward", ",".join(f"{name}:{weight}" for name, weight in zip(ours, weights, strict=True)), *more]
 
@@ -43,9 +48,9 @@ def weight_words(value: str, given: Mapping[str, str]) -> str:
     """--reward_weights, which are read with the functions."""
     if "--reward_funcs" not in given:
         raise ThreestepError(
-            f"--reward_weights {value} expects --reward_funcs beside it; or write --reward NAME:WEIGHT"
+            f"--reward_weights {value} needs --reward_funcs; or write the weights as --reward NAME:WEIGHT"
         )
-    return "they stand in --reward"
+    return "the weights are given in --reward"
 
 
 def _function(name: str) -> tuple[str, tuple[str, ...]]:
@@ -53,18 +58,19 @@ def _function(name: str) -> tuple[str, tuple[str, ...]]:
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     if name in _WITHOUT:
-        raise ThreestepError(f"--reward_funcs {name} has no counterpart: {_WITHOUT[name]}")
+        raise ThreestepError(f"--reward_funcs {name} has no equivalent here: {_WITHOUT[name]}")
     if ".py:" in name:
         return name, ()
     module, _, function = name.rpartition(".")
     file = Path(*module.split(".")).with_suffix(".py") if module and "/" not in name else None
     if file is None:
         raise ThreestepError(
-            f"--reward_funcs expects {', '.join(_FUNCTIONS)}, or your function as MODULE.NAME or FILE.py:NAME, got "
-            f"'{name}'; {_IS_A_MODEL}"
+            f"--reward_funcs expects {', '.join(_FUNCTIONS)}, or your own function as MODULE.NAME or FILE.py:NAME, "
+            f"got '{name}'; {_IS_A_MODEL}"
         )
     if not file.is_file():
         raise ThreestepError(
-            f"--reward_funcs {name} expects the file {file}, which does not exist here; name yours as FILE.py:NAME"
+            f"--reward_funcs {name} needs the file {file}, which does not exist here; give your function as "
+            "FILE.py:NAME"
         )
     return f"{file.as_posix()}:{function}", ()

@@ -26,7 +26,8 @@ _VARIABLES = {
     "--master_port": "MASTER_PORT",
 }
 _GPUS = (
-    "chooses hosts and GPUs for `deepspeed`; here CUDA_VISIBLE_DEVICES=0,1 chooses GPUs, and THREESTEP_HOSTFILE hosts"
+    "chooses hosts and GPUs for `deepspeed`; here, CUDA_VISIBLE_DEVICES=0,1 chooses GPUs and THREESTEP_HOSTFILE "
+    "chooses hosts"
 )
 _REPLACED = {"--include": _GPUS, "--exclude": _GPUS}
 _ALL = "-1"  # the launcher's default: every GPU, every host
@@ -34,7 +35,7 @@ _ALL = "-1"  # the launcher's default: every GPU, every host
 # What a step's own program says to them.
 LAUNCHER_FLAGS = dict.fromkeys(
     (*_VARIABLES, "--num_nodes", *_REPLACED),
-    "is the launcher's, which a step's own program comes after; give it to scripts/step*.sh, or leave it out",
+    "belongs to the launcher, not to a step's own program; pass it to scripts/step*.sh, or leave it out",
 )
 
 
@@ -67,19 +68,20 @@ def read_launcher_flags(
             value = words.pop(0) if words and not words[0].startswith("--") else ""
         variable = _VARIABLES.get(flag)
         if value == "":
-            mistakes.add(f"{flag} expects a value after it, got none")
+            mistakes.add(f"{flag} needs a value, got none")
         elif flag in _REPLACED:
             mistakes.add(f"{flag} {_REPLACED[flag]}")
         elif variable is None:
             mistakes.require(
                 value in ("1", _ALL),
-                f"{flag} expects 1, got {value}: several hosts are the lines of a file named by {HOSTFILE_VARIABLE} or "
-                "--hostfile",
+                f"{flag} must be 1, got {value}; to use several hosts, list them in a file named by "
+                f"{HOSTFILE_VARIABLE} or --hostfile",
             )
         elif value != _ALL:
             known = environment.get(variable, "").strip()
             mistakes.require(
-                known in ("", value), f"{flag} {value} and {variable}={known} contradict each other; leave one out"
+                known in ("", value),
+                f"{flag} {value} and {variable}={known} contradict each other; leave one of them out",
             )
             variables[variable] = value
             lines.append(f"{flag} {value} is read as {variable}={value}")

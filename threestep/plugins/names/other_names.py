@@ -181,7 +181,7 @@ def _read(
     """Today's words for `flag`, and the line that reports them."""
     value = " ".join(values)
     if old.takes_value and not old.takes_list and not values:
-        mistakes.add(f"{flag} expects a value after it, got none")
+        mistakes.add(f"{flag} needs a value, got none")
         return [], ""
     is_switch = not old.takes_value and not old.takes_list
     is_off = is_switch and is_false(value)
@@ -192,11 +192,11 @@ def _read(
         return [], f"{flag} is not needed: {old.why}"
     if isinstance(old, Refused):
         if is_off or value.lower() in old.unless:
-            return [], f"{unneeded}it is so without it"
+            return [], f"{unneeded}this is the default"
         mistakes.add(f"{flag} {old.why}")
         return [], ""
     if is_off and not old.reads_false:
-        return [], f"{unneeded}it is so without it"
+        return [], f"{unneeded}this is the default"
     new = mistakes.note(old.words, value, given) if old.words else [old.now, *values]
     if isinstance(new, str):
         return [], unneeded + new
@@ -225,4 +225,4 @@ def whole_number(flag: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise ThreestepError(f"{flag} expects a whole number, got '{value}'") from None
+        raise ThreestepError(f"{flag} must be a whole number, got '{value}'") from None

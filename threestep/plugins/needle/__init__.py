@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Plugin
 
 PLUGIN = Plugin(
     "needle",
-    "long rows with facts far back, made by code, for training at any length",
+    "generated long rows with facts far back, to test training at any length",
     needs=("embedded",),
     tables={"data_sources": {"needle": f"{__name__}.needle:NeedleDataset"}},
 )

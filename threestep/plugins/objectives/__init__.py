@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 
 PLUGIN = Plugin(
     "objectives",
-    "further policy losses, advantage estimators and preference losses",
+    "additional policy losses, advantage estimators and preference losses",
     tables={
         "policy_losses": {
             "gspo": f"{__name__}.policy_losses:GSPO",

@@ -11,4 +11,6 @@ if TYPE_CHECKING:
 def check(flags: Any, mistakes: Mistakes) -> None:
     """Note what does not go together. flags: of a step."""
     low, high = (flags.settings.get(f"clip_cov_{side}") for side in ("low", "high"))
-    mistakes.require(low is None or low < high, f"--clip_cov_low expects less than --clip_cov_high {high}, got {low}")
+    mistakes.require(
+        low is None or low < high, f"--clip_cov_low must be below --clip_cov_high {high}, got {low}; lower it"
+    )

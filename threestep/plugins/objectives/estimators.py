@@ -16,8 +16,8 @@ class TokenBaselineArguments:
 
     otb_zero_tail: bool = flag(
         True,
-        "optimal_token_baseline: a baseline of 0 where the longest response of a group goes on alone; false: its own "
-        "return, so that it learns nothing there.",
+        "optimal_token_baseline: use a baseline of 0 for the tokens where only the longest response of a group "
+        "remains; false uses that response's own return, so these tokens teach nothing.",
         topic="advantage",
     )
 

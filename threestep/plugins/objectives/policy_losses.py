@@ -17,10 +17,10 @@ class SapoArguments:
     """Flags of `sapo`."""
 
     sapo_tau_pos: float = flag(
-        1.0, "sapo: how fast the gate closes where the advantage is positive.", "temperature > 0"
+        1.0, "sapo: how fast the gate closes for tokens with a positive advantage.", "temperature > 0"
     )
     sapo_tau_neg: float = flag(
-        1.05, "sapo: how fast the gate closes where the advantage is negative.", "temperature > 0"
+        1.05, "sapo: how fast the gate closes for tokens with a negative advantage.", "temperature > 0"
     )
 
 
@@ -28,22 +28,22 @@ class SapoArguments:
 class CovarianceArguments:
     """Flags of both losses that hold tokens back by their covariance."""
 
-    cov_share: float = flag(2e-4, "kl_cov and clip_cov: share of tokens that are held back.", "0 < share < 1")
+    cov_share: float = flag(2e-4, "kl_cov and clip_cov: fraction of tokens to hold back.", "0 < share < 1")
 
 
 @dataclass
 class KlCovArguments(CovarianceArguments):
     """Flags of `kl_cov`."""
 
-    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on the tokens held back.", "factor >= 0")
+    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on the held-back tokens.", "factor >= 0")
 
 
 @dataclass
 class ClipCovArguments(CovarianceArguments):
     """Flags of `clip_cov`."""
 
-    clip_cov_low: float = flag(1.0, "clip_cov: lowest covariance of a token that is held back.", "covariance")
-    clip_cov_high: float = flag(5.0, "clip_cov: highest covariance of a token that is held back.", "covariance")
+    clip_cov_low: float = flag(1.0, "clip_cov: lowest covariance at which a token may be held back.", "covariance")
+    clip_cov_high: float = flag(5.0, "clip_cov: highest covariance at which a token may be held back.", "covariance")
 
 
 GSPO = PolicyLoss(

@@ -18,7 +18,7 @@ class SimpoArguments(PairLossArguments):
     """Flags of `simpo`."""
 
     simpo_gamma: float = flag(
-        0.5, "'simpo' only: margin by which beta times the difference of log-probabilities is to exceed 0.", "nats >= 0"
+        0.5, "'simpo' only: target margin for beta times the difference of log-probabilities.", "nats >= 0"
     )
 
 
@@ -35,8 +35,8 @@ class CpoArguments(PairLossArguments):
 class KtoArguments:
     """Flags of `kto`."""
 
-    desirable_weight: float = flag(1.0, "'kto' only: weight of the losses of good responses.", "factor > 0")
-    undesirable_weight: float = flag(1.0, "'kto' only: weight of the losses of bad responses.", "factor > 0")
+    desirable_weight: float = flag(1.0, "'kto' only: weight of the loss on good responses.", "factor > 0")
+    undesirable_weight: float = flag(1.0, "'kto' only: weight of the loss on bad responses.", "factor > 0")
 
 
 def _log_two(objective: Any) -> float:
@@ -57,20 +57,20 @@ def _kto_advice(good: int, bad: int, options: KtoArguments) -> str | None:
     if 1.0 <= ratio <= 4.0 / 3.0:
         return None
     return (
-        f"{good:,} good and {bad:,} bad responses: --desirable_weight x good is {ratio:.2f} x --undesirable_weight "
-        "x bad, and KTO's authors advise 1 to 1.33 (Ethayarajh et al. 2024)"
+        f"{good:,} good and {bad:,} bad responses: --desirable_weight x good is {ratio:.2f} times "
+        "--undesirable_weight x bad, but KTO's authors advise a factor of 1 to 1.33 (Ethayarajh et al. 2024)"
     )
 
 
 SIGMOID_NORM = PreferenceLoss(
-    "is DPO on log-ratios per token (Lambert et al. 2024)",
+    "is DPO on per-token log-ratios (Lambert et al. 2024)",
     imported("threestep.plugins.objectives.preferences:sigmoid_norm"),
     PairLossArguments,
     is_token_mean=True,
     loss_of_equal_pairs=_log_two,
 )
 ROBUST = PreferenceLoss(
-    "is DPO's, unbiased if the share --label_smoothing of pairs is wrong (Chowdhury et al. 2024)",
+    "is DPO's loss, corrected for a fraction --label_smoothing of wrong pairs (Chowdhury et al. 2024)",
     imported("threestep.plugins.objectives.preferences:robust"),
     PairLossArguments,
     loss_of_equal_pairs=_log_two,
@@ -85,17 +85,17 @@ APO_DOWN = PreferenceLoss(
     of_responses=imported("threestep.plugins.objectives.preferences:apo_down"),
 )
 PLACKETT_LUCE = PreferenceLoss(
-    "is DPO on the whole ranking of K responses (Plackett-Luce; Rafailov et al. 2023, app. A.3)",
+    "is DPO on the full ranking of K responses (Plackett-Luce; Rafailov et al. 2023, app. A.3)",
     of_responses=imported("threestep.plugins.objectives.preferences:plackett_luce"),
 )
 ORPO = PreferenceLoss(
-    "is ORPO, likelihood and odds ratio without a reference, from a model before SFT (Hong et al. 2024)",
+    "is ORPO, likelihood plus odds ratio without a reference, for a model before SFT (Hong et al. 2024)",
     of_responses=imported("threestep.plugins.objectives.preferences:orpo"),
     is_token_mean=True,
     needs_reference=False,
 )
 SIMPO = PreferenceLoss(
-    "is SimPO, on log-probabilities per token without a reference; take --beta 2 to 10 (Meng et al. 2024)",
+    "is SimPO, on per-token log-probabilities without a reference; use --beta 2 to 10 (Meng et al. 2024)",
     imported("threestep.plugins.objectives.preferences:simpo"),
     SimpoArguments,
     is_token_mean=True,
@@ -109,7 +109,7 @@ CPO = PreferenceLoss(
     needs_reference=False,
 )
 KTO = PreferenceLoss(
-    "is KTO, on responses that are marked good or bad one by one (Ethayarajh et al. 2024)",
+    "is KTO, on responses that are individually marked good or bad (Ethayarajh et al. 2024)",
     flags=KtoArguments,
     of_responses=imported("threestep.plugins.objectives.preferences:kto"),
     rows="marked",
@@ -121,7 +121,7 @@ KTO = PreferenceLoss(
     mark_advice=_kto_advice,
 )
 BCO = PreferenceLoss(
-    "is BCO, on such responses too (Jung et al. 2024)",
+    "is BCO, also on individually marked responses (Jung et al. 2024)",
     of_responses=imported("threestep.plugins.objectives.preferences:bco"),
     rows="marked",
     first_pass=FirstPass(

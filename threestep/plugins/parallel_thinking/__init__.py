@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Hooks, Plugin, RowFormEntry
 
 PLUGIN = Plugin(
     "parallel_thinking",
-    "responses with parallel paths that do not see each other, trained and drawn side by side",
+    "responses with parallel paths that cannot see each other, trained and generated side by side",
     needs=("ragged",),
     flags={
         "rows": (f"{__name__}.arguments:ParallelArguments",),

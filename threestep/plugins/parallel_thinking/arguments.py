@@ -24,13 +24,13 @@ class ParallelTagArguments:
 
     parallel_thinking: bool = flag(
         False,
-        "Steps 1 and 2 lay out blocks of parallel paths in responses so that the paths of a block do not see each "
-        "other (docs/reference/layout.md); step 3 draws them so.",
+        "Train and generate responses with blocks of parallel paths that cannot see each other "
+        "(docs/reference/layout.md): steps 1 and 2 lay them out, step 3 also generates them.",
     )
     parallel_tags: list[str] = flag(
         list(PARALLEL_TAGS),
-        "The four tags that open a block, open a path, close a path and close the block, each one token; "
-        "added to the tokenizer and the model where absent. The default is Parallel-R1's.",
+        "Four tags, each a single token: block opens, path opens, path closes, block closes. Missing ones are "
+        "added to the tokenizer and the model. The default is Parallel-R1's.",
         "tag",
     )
 
@@ -41,8 +41,8 @@ class ParallelTagArguments:
         tags = self.parallel_tags
         mistakes.require(
             len(tags) == len(set(tags)) == 4 and all(tag and not tag.isspace() for tag in tags),
-            "--parallel_tags expects four different tags (a block opens, a path opens, a path closes, the block "
-            f"closes), got {len(tags)}: {' '.join(tags)}",
+            "--parallel_tags expects four different tags (block opens, path opens, path closes, block closes), "
+            f"got {len(tags)}: {' '.join(tags)}",
         )
 
 
@@ -65,8 +65,8 @@ class PathFlags:
             value = getattr(self, name)
             mistakes.require(
                 self.parallel_thinking or value is None,
-                f"--{name} {value} is for the paths of --parallel_thinking, which is not given; give it, or leave "
-                f"--{name} out",
+                f"--{name} {value} applies to the paths of --parallel_thinking, which is not given; add it, or "
+                f"leave --{name} out",
             )
 
 
@@ -76,8 +76,8 @@ class ParallelArguments(ParallelTagArguments):
 
     malformed_parallel: str = flag(
         "error",
-        "A response whose tags do not match: 'error' stops and names the row, 'drop' drops it, 'causal' keeps it "
-        "as ordinary text.",
+        "What to do with a response whose tags do not match: 'error' stops and names the row, 'drop' drops it, "
+        "'causal' keeps it as ordinary text.",
         choices=MALFORMED_PARALLEL,
     )
 
@@ -88,13 +88,13 @@ class ParallelRolloutArguments(PathFlags, ParallelArguments):
 
     parallel_paths: int | None = flag(
         None,
-        f"With --parallel_thinking: paths of each block that a response opens; default: {DEFAULT_PATHS}.",
+        f"With --parallel_thinking: number of paths in each block that a response opens; default: {DEFAULT_PATHS}.",
         "paths >= 1",
         topic="rollout",
     )
     max_path_tokens: int | None = flag(
         None,
-        "With --parallel_thinking: maximum length of a path, its tags included; default: what is left of "
+        "With --parallel_thinking: maximum length of a path, including its tags; default: the rest of "
         "--max_answer_seq_len, which counts only the longest path of each block.",
         "tokens >= 2",
         topic="length",
@@ -102,9 +102,13 @@ class ParallelRolloutArguments(PathFlags, ParallelArguments):
 
 
 _OF_ANSWERS = {
-    "parallel_paths": f"With --parallel_thinking: paths of each block that an answer opens; default: {DEFAULT_PATHS}.",
-    "max_path_tokens": "With --parallel_thinking: maximum length of a path, its tags included; default: what is left "
-    "of --max_new_tokens, which counts only the longest path of each block.",
+    "parallel_paths": (
+        f"With --parallel_thinking: number of paths in each block that a response opens; default: {DEFAULT_PATHS}."
+    ),
+    "max_path_tokens": (
+        "With --parallel_thinking: maximum length of a path, including its tags; default: the rest of "
+        "--max_new_tokens, which counts only the longest path of each block."
+    ),
 }
 
 
@@ -122,12 +126,12 @@ class ParallelChatArguments(PathFlags, ParallelTagArguments):
 
     parallel_thinking: bool = flag_of(
         ParallelTagArguments,
-        "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so.",
+        "Generate the paths of each block side by side, as step 3 does with this flag; needs a model trained with it.",
         topic="task",
     )
     parallel_tags: list[str] = flag_of(
         ParallelTagArguments,
-        "The four tags of --parallel_thinking, as the model was trained with them.",
+        "The four tags that the model was trained with in --parallel_thinking.",
         topic="task",
     )
     parallel_paths: int | None = flag_of(ParallelRolloutArguments, _OF_ANSWERS["parallel_paths"])

@@ -19,7 +19,7 @@ def check_beside_paths(flags: Any, mistakes: Mistakes) -> None:
         value = settings.get(name)
         mistakes.require(
             not (thinks and value),
-            f"--{name} {value} follows a response token by token, and --parallel_thinking draws its paths side by "
+            f"--{name} {value} follows a response token by token, but --parallel_thinking generates paths side by "
             "side; leave one of them out",
         )
 
@@ -28,4 +28,4 @@ def needs_of_paths(flags: Any) -> StepNeeds:
     """Return that steps on paths read and learn in forwards of their own. flags: as of `check_beside_paths`"""
     if not isinstance(flags.data.form, ParallelThinking):
         return StepNeeds()
-    return StepNeeds(own_forwards="responses have paths side by side (--parallel_thinking)")
+    return StepNeeds(own_forwards="responses have parallel paths (--parallel_thinking)")

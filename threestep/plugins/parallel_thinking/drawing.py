@@ -120,16 +120,16 @@ _Next = tuple[int, tuple[_Line, int]]
 
 def check_paths(model: PreTrainedModel, masks_are_ours: bool) -> None:
     """ThreestepError if paths cannot be drawn side by side from a model."""
-    reason = None if masks_are_ours else "the family makes its masks itself"
+    reason = None if masks_are_ours else "the model family builds its own attention masks"
     try:
         RaggedRows(model)
     except ValueError as problem:
         reason = str(problem)
     if reason is not None:
         raise ThreestepError(
-            f"--parallel_thinking draws paths side by side, which needs a model whose layers hold the keys of all "
-            f"tokens and take a mask, and {type(model).__name__} does not: {reason}; use another model, or leave "
-            "--parallel_thinking out"
+            "--parallel_thinking generates paths side by side, which needs a model whose layers cache the keys of "
+            f"all tokens and accept a mask, but {type(model).__name__} cannot do this: {reason}; use another "
+            "model, or leave --parallel_thinking out"
         )
 
 

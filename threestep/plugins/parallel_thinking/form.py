@@ -37,13 +37,13 @@ class ParallelThinking(TextForm):
     """Blocks of paths side by side."""
 
     flag = "--parallel_thinking"
-    draws = "draws its paths side by side"
+    draws = "generates its paths side by side"
     beside_media = "can branch only from text-only prompts"
 
     def __init__(self, flags: ParallelTagArguments) -> None:
         self._flags = flags
         self.tokens = flags.parallel_tags
-        in_words = f"the tags of parallel thinking are {' '.join(flags.parallel_tags)} (parallel_tags)"
+        in_words = f"the parallel-thinking tags are {' '.join(flags.parallel_tags)} (parallel_tags)"
         self.hints: Mapping[str, str] = {"malformed_parallel": in_words}
         if isinstance(flags, PathFlags):
             self.rows = flags.paths_of_a_block
@@ -70,8 +70,8 @@ class ParallelThinking(TextForm):
             inside_text = tokenizer(f"a{tag}b", add_special_tokens=False)["input_ids"]
             if index is None or index not in inside_text:
                 raise ThreestepError(
-                    f"--parallel_tags expects every tag to be one token, got '{tag}', which is none; add it, as "
-                    "steps 1 and 2 do with --parallel_thinking"
+                    f"--parallel_tags expects every tag to be a single token, but '{tag}' is not; add it to the "
+                    "tokenizer, as steps 1 and 2 do with --parallel_thinking"
                 )
             ids.append(index)
         most = flags.max_path_tokens if isinstance(flags, PathFlags) else None
@@ -139,7 +139,7 @@ class ParallelCheck(FormReader):
         except MalformedBlocks as problem:
             if self._form.malformed == "error":
                 raise ThreestepError(
-                    f"{where}: the tags of parallel thinking ({' '.join(self._form.words)}) do not match in the "
+                    f"{where}: the parallel-thinking tags ({' '.join(self._form.words)}) do not match in the "
                     f"response: {problem}; correct the row, or choose --malformed_parallel drop or causal"
                 ) from None
             if self._form.malformed == "drop":

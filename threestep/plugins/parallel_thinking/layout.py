@@ -166,7 +166,7 @@ def drawn_blocks(input_ids: torch.Tensor, tags: ParallelTags) -> tuple[Block, ..
 def _check_written(is_written: torch.Tensor | None, start: int, stop: int) -> None:
     unwritten = [] if is_written is None else torch.nonzero(~is_written[start:stop]).flatten().tolist()
     if unwritten:
-        raise MalformedBlocks(f"token {start + unwritten[0]}: a block holds text that the model does not write")
+        raise MalformedBlocks(f"token {start + unwritten[0]}: a block contains text that the model does not write")
 
 
 def _what_is_wrong(
@@ -175,12 +175,12 @@ def _what_is_wrong(
     """Return the first rule that `tag` breaks here."""
     rules = [
         (tags.open_block, in_block, "a block opens inside a block"),
-        (tags.open_path, not in_block, "a path opens outside a block"),
+        (tags.open_path, not in_block, "a path opens outside of a block"),
         (tags.open_path, in_path, "a path opens inside a path"),
-        (tags.close_path, not in_path, "a path closes that was not opened"),
+        (tags.close_path, not in_path, "a path closes without having been opened"),
         (tags.close_path, column - 1 in paths, "a path is empty"),
-        (tags.close_block, not in_block, "a block closes that was not opened"),
-        (tags.close_block, in_path, "a block closes before its last path"),
+        (tags.close_block, not in_block, "a block closes without having been opened"),
+        (tags.close_block, in_path, "a block closes before its last path does"),
         (tags.close_block, not paths, "a block has no paths"),
     ]
     return next((reason for which, is_broken, reason in rules if tag == which and is_broken), None)

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Command, InPlaceOfRun, Plu
 
 PLUGIN = Plugin(
     "plan",
-    "settings, memory, seconds and cost before a run",
+    "settings, memory, time and cost, worked out before a run",
     commands={
         "plan": Command(__name__, "the best settings for a model on given GPUs, with time and cost, before a run"),
     },
@@ -14,7 +14,7 @@ PLUGIN = Plugin(
             "dry_run": InPlaceOfRun(
                 f"{__name__}.dry_run.steps:dry_run",
                 "plans for",
-                "With --dry_run, ranks to plan for; default: the launcher's, or one.",
+                "With --dry_run: number of ranks to plan for; default: the launcher's, or one.",
             ),
         },
         "advice": {

@@ -58,22 +58,22 @@ class PlanArguments:
     model_name_or_path: str = flag_of(
         ModelArguments,
         "A folder with a config.json, or the size of a public model: 0.5B, 1.5B, 7B, 32B (Qwen2.5), 8B, 70B, 405B "
-        "(Llama 3.1), 13B (Llama 2). Step 3 takes critic and reward model of the same shape.",
+        "(Llama 3.1), 13B (Llama 2). In step 3, the critic and the reward model have the same shape.",
         aliases=["--model"],
     )
-    step: str = flag("sft", "The step to plan.", choices=TASKS, aliases=["--task"])
-    gpus: str = flag("8xh100", f"Number and type of GPUs: Nx and one of {', '.join(DEVICES)}.", "NxNAME")
+    step: str = flag("sft", "Step to plan.", choices=TASKS, aliases=["--task"])
+    gpus: str = flag("8xh100", f"Number and type of GPUs, NUMBERxTYPE; TYPE is one of {', '.join(DEVICES)}.", "NxNAME")
     sequences_per_step: int = flag(
         512,
-        "Sequences (step 2: prompts) per optimizer step over all ranks; in step 3 also the responses drawn before "
-        "each.",
+        "Sequences (step 2: prompts) per optimizer step across all ranks; in step 3 also the number of responses "
+        "per rollout.",
         "1 <= sequences <= 1e9",
     )
     num_samples_per_prompt: int = flag_of(
         PromptSamplesArguments, "grpo, rloo: responses per prompt.", default=8, aliases=()
     )
     max_prompt_seq_len: int = flag_of(
-        RowArguments, "Longest prompt; prompt and response make a sequence.", default=1024
+        RowArguments, "Maximum prompt length; a sequence is a prompt plus its response.", default=1024
     )
     max_answer_seq_len: int = flag_of(
         SamplingArguments, "Longest response.", name="max_new_tokens", default=1024, aliases=()
@@ -82,9 +82,11 @@ class PlanArguments:
         250.0, "Host memory per rank, in GB (1e9 bytes); default: an eighth of a node's 2 TB.", "0 < gigabytes <= 1e9"
     )
     price_per_hour: float | None = flag_of(DryRunArguments, "Price per GPU-hour, in any currency.")
-    max_train_steps: int = flag_of(EngineArguments, "Steps (step 3: rollouts) of the run.", default=1000)
-    data_path: list[str] = flag_of(SourceArguments, "Data to name in the YAML file; default: embedded.")
-    output_dir: str = flag_of(RunArguments, f"Folder for {FILE} and the shape's config.json.", default="runs/plan")
+    max_train_steps: int = flag_of(EngineArguments, "Number of steps (step 3: rollouts) in the run.", default=1000)
+    data_path: list[str] = flag_of(SourceArguments, "Dataset to write into the YAML file; default: embedded.")
+    output_dir: str = flag_of(
+        RunArguments, f"Folder for {FILE} and the config.json of the chosen size.", default="runs/plan"
+    )
     curve: bool = flag(True, "Also plan for 1 to 4,096 GPUs.")
 
     @property
@@ -101,7 +103,7 @@ class PlanArguments:
         number, _, name = self.gpus.partition("x")
         mistakes.require(
             re.fullmatch("[0-9]{1,7}", number) is not None and int(number) > 0 and name in DEVICES,
-            f"--gpus expects NUMBERxNAME, such as 32xh100, got '{self.gpus:.40}'; names are "
+            f"--gpus expects NUMBERxNAME, such as 32xh100, got '{self.gpus:.40}'; the names are "
             f"{', '.join(DEVICES)}{nearest_names(name[:40], DEVICES) if name not in DEVICES else ''}, and numbers "
             "have at most 7 digits",
         )
@@ -131,7 +133,8 @@ def main(argv: Sequence[str]) -> None:
     fitting = sum(one.parts is not None for one in tried)
     print(
         f"{flags.step} of {flags.model_name_or_path} on {wanted.ranks} x {wanted.device}, {wanted.sequences:,} "
-        f"sequences of {sum(wanted.tokens):,} tokens a {terms.unit}: {len(tried):,} settings tried, {fitting:,} fit"
+        f"sequences of {sum(wanted.tokens):,} tokens per {terms.unit}: {len(tried):,} settings tried, {fitting:,} "
+        "fit"
     )
     print("\n".join(best_lines(best, tried, wanted.ranks, terms)))
     size = saved_bytes(wanted.common[next(iter(step.inputs))], counts, 2 if is_rollout else 1)

@@ -24,14 +24,14 @@ class DryRunArguments:
 
     dry_run: bool = flag(
         False,
-        "Check every setting, build the models without weights, print the plan and the memory per rank, then exit. "
+        "Check every setting, build the models without weights, print the plan and the memory per rank, and exit. "
         "Nothing is loaded, trained or written.",
     )
     device: str | None = flag(
         None,
-        "With --dry_run: the device to plan for; default: this machine's. A GPU name, or cpu for this machine, adds "
-        f"times. One of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} that `python -m benchmarks.clock --measure` "
-        "wrote.",
+        "With --dry_run: device to plan for; default: this machine's. A GPU name (or cpu for this machine) adds "
+        f"time estimates. One of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} written by `python -m "
+        "benchmarks.clock --measure`.",
         "name",
     )
     device_memory_gb: float | None = flag(
@@ -49,20 +49,20 @@ class DryRunArguments:
             given = getattr(self, name)
             mistakes.require(
                 given is None or self.dry_run,
-                f"--{name} expects --dry_run, got {given} without it; a run uses the devices it sees (set "
-                "CUDA_VISIBLE_DEVICES= for the CPU)",
+                f"--{name} {given} describes a device to plan for and needs --dry_run; a run uses the devices it "
+                "sees (set CUDA_VISIBLE_DEVICES= to use the CPU)",
             )
         mistakes.require(
             self.device is None or self.device in DEVICES or self.device.endswith(FILE_SUFFIX),
-            f"--device expects one of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} of a device, got '{self.device}'"
-            f"{nearest_names(str(self.device), DEVICES)}",
+            f"--device expects one of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} that describes a device, got "
+            f"'{self.device}'{nearest_names(str(self.device), DEVICES)}",
         )
         mistakes.require(
             self.price_per_hour is None or self.device not in (None, "cuda"),
-            f"--price_per_hour {self.price_per_hour} expects a --device of known speed, one of "
-            f"{', '.join(('cpu', *TIMED_DEVICES))}, got {self.device or 'none'}; give one",
+            f"--price_per_hour {self.price_per_hour} needs a --device of known speed, one of "
+            f"{', '.join(('cpu', *TIMED_DEVICES))}, got {self.device or 'none'}; choose one of these",
         )
         mistakes.require(
             self.device_memory_gb is None or self.device != "cpu",
-            f"--device_memory_gb {self.device_memory_gb} is for GPUs, but --device is cpu; leave one out",
+            f"--device_memory_gb {self.device_memory_gb} applies to GPUs, but --device is cpu; leave one of them out",
         )

@@ -41,7 +41,7 @@ def points(
     found = []
     for ranks in numbers:
         if ranks > wanted.sequences:
-            found.append(Point(ranks, None, f"the batch has {wanted.sequences:,} sequences"))
+            found.append(Point(ranks, None, f"the batch has only {wanted.sequences:,} sequences"))
             continue
         here = replace(wanted, ranks=ranks)
         tried = find(here)
@@ -66,7 +66,7 @@ def limit(point: Point, cheapest: Point) -> str:
     more = _more(point, cheapest)
     name = max(more, key=lambda part: more[part])
     rise = point.device_seconds / cheapest.device_seconds - 1
-    return f"{rise:+.0%}, most by {name}" if rise >= 0.005 else "as cheap"
+    return f"{rise:+.0%}, mainly due to {name}" if rise >= 0.005 else "as cheap"
 
 
 def _more(point: Point, cheapest: Point) -> Parts:

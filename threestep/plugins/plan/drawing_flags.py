@@ -32,8 +32,12 @@ class EngineLoad(NamedTuple):
 
 
 DRAWINGS = (
-    *(WayOfDrawing(f"vLLM, tensor parallel of {ranks}", "vllm", ranks) for ranks in (1, 2, 4, 8) if "vllm" in ENGINES),
-    WayOfDrawing("the trained model itself (hf)"),
+    *(
+        WayOfDrawing(f"vLLM, tensor-parallel over {ranks}", "vllm", ranks)
+        for ranks in (1, 2, 4, 8)
+        if "vllm" in ENGINES
+    ),
+    WayOfDrawing("the trained model (hf)"),
 )
 
 

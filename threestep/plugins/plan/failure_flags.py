@@ -24,21 +24,22 @@ class FailureArguments:
 
     failures_per_gpu_hour: float = flag(
         FAILURES_PER_GPU_HOUR,
-            "Failures per GPU-hour, including the GPU's share of other causes; default: Llama 3's rate.",
+            "Failures per GPU-hour, including the GPU's share of failures with other causes; default: Llama 3's "
+            "rate.",
         "rate > 0",
     )  # fmt: skip
     restart_seconds: float = flag(
         RESTART_SECONDS,
-        "Time from a failure until the checkpoint is loaded again; default: MegaScale's.",
+        "Time from a failure until the checkpoint is loaded again; default: MegaScale's value.",
         "seconds >= 0",
     )
     saved_gb_per_second: float = flag(
         SAVED_GB_PER_SECOND,
-        "Checkpoint write speed per GPU (1e9 bytes per second); default: Llama 3's storage.",
+        "Checkpoint write speed per GPU (1e9 bytes per second); default: that of Llama 3's storage.",
         "gigabytes > 0",
     )
     slow_nodes: float = flag(
-        SLOW_NODES, f"Share of slow nodes, slower by {SLOWER_BY:.0%}; default: MegaScale's.",
+        SLOW_NODES, f"Fraction of slow nodes, which are {SLOWER_BY:.0%} slower; default: MegaScale's value.",
         "0 <= share < 1",
     )  # fmt: skip
 

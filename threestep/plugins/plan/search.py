@@ -80,17 +80,20 @@ def missing(tried: list[Tried], wanted: Wanted) -> str:
     """One sentence on why nothing fits."""
     if wanted.sequences % wanted.ranks:
         return (
-            f"--sequences_per_step {wanted.sequences} expects a multiple of the {wanted.ranks} ranks; change it or "
+            f"--sequences_per_step {wanted.sequences} must be a multiple of the {wanted.ranks} ranks; change it or "
             "--gpus"
         )
     where = f"{wanted.ranks} x {wanted.device}"
     if not tried:
-        return f"no rollout engine fits {where}: use more --gpus, GPUs with more memory, or shorter sequences"
+        return f"no rollout engine fits {where}; use more --gpus, GPUs with more memory, or shorter sequences"
     room, host = wanted.gpu.room_bytes, wanted.host_bytes
     closest = min(tried, key=lambda one: max(one.memory.device_bytes / room, one.memory.host_bytes / host))
     needs = ((closest.memory.device_bytes, room, "GPU"), (closest.memory.host_bytes, host, "host"))
     lacks = [
-        f"{need / GIB:,.1f} GiB of {place} memory but a rank has {has / GIB:,.1f}, {(need - has) / GIB:,.1f} too few"
+        (
+            f"{need / GIB:,.1f} GiB of {place} memory but a rank has {has / GIB:,.1f} GiB ({(need - has) / GIB:,.1f} "
+            "GiB short)"
+        )
         for need, has, place in needs
         if need > has
     ]

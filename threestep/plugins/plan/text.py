@@ -39,9 +39,9 @@ def best_lines(best: Sequence[Tried], tried: Sequence[Tried], ranks: int, terms:
     lines = []
     for place, one in enumerate(best, start=1):
         lines += [
-            f"{place}. {one.choice.words}: {one.seconds:,.3f} s a {terms.unit}",
+            f"{place}. {one.choice.words}: {one.seconds:,.3f} s per {terms.unit}",
             f"   {terms.cost(one.seconds, ranks)} for {terms.units:,} {terms.unit}s",
-            f"   a rank holds {_memory(one)}; mostly: {_largest(one)}",
+            f"   a rank holds {_memory(one)}; largest shares of time: {_largest(one)}",
         ]
         if place == 1:
             lines += [f"   {reason}" for reason in reasons(one, tried)]
@@ -96,7 +96,7 @@ def _later(one: Tried, best: Tried) -> str:
     more = _more(one.parts, best.parts)
     name = max(more, key=lambda part: more[part])
     slower = one.seconds - best.seconds
-    return f"{slower:,.3f} s slower, most by {name} ({more[name]:+,.3f} s)" if slower > 0 else "as fast"
+    return f"{slower:,.3f} s slower, mainly due to {name} ({more[name]:+,.3f} s)" if slower > 0 else "as fast"
 
 
 def _more(parts: Parts, others: Parts) -> Parts:
@@ -109,8 +109,8 @@ def curve_lines(points: Sequence[Point], terms: Terms) -> list[str]:
     if not found:
         return []
     cheapest = min(found, key=lambda point: point.device_seconds)
-    run = f"{terms.units:,} {terms.unit}s of the same batch"
-    lines = [f"cost by the number of GPUs, {run}, with slow nodes and failures:"]
+    run = f"{terms.units:,} {terms.unit}s with the same batch"
+    lines = [f"cost by number of GPUs, {run}, including slow nodes and failures:"]
     for point in points:
         start = f"  {point.ranks:5,} x {terms.device}: "
         if point.best is None:
@@ -122,7 +122,7 @@ def curve_lines(points: Sequence[Point], terms: Terms) -> list[str]:
     larger = next((point for point in points if point.ranks > found[-1].ranks), None)
     begin += [] if larger is None else [f"from {larger.ranks:,} on {larger.why_none}"]
     if begin:
-        lines.append(f"  limits, each where it first adds {BITES:.0%} to the cost: {'; '.join(begin)}")
+        lines.append(f"  limits, each listed where it first adds {BITES:.0%} to the cost: {'; '.join(begin)}")
     return lines
 
 
@@ -131,8 +131,8 @@ def losses_line(lost: Losses, terms: Terms, seconds: float, ranks: int) -> str:
     every = f"every {lost.every:,} {terms.unit}s" if lost.every < terms.units else "none before the end"
     cost = terms.cost(seconds * (1 + lost.slowed + lost.stopped), ranks)
     return (
-        f"checkpoints: {every}, {lost.save:,.0f} s each; a failure every {lost.between_failures / 3600:,.1f} hours. "
-        f"Slow nodes add {lost.slowed:.1%}, saves, failures and restarts {lost.stopped:.1%}: {cost}"
+        f"checkpoints: {every}, {lost.save:,.0f} s each; a failure every {lost.between_failures / 3600:,.1f} "
+        f"hours. Slow nodes add {lost.slowed:.1%}; saves, failures and restarts add {lost.stopped:.1%}: {cost}"
     )
 
 

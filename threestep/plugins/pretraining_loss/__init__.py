@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Plugin
 
 PLUGIN = Plugin(
     "pretraining_loss",
-    "text in blocks; the pretraining loss of step 3 on it",
+    "text in blocks, and step 3's pretraining loss on it",
     flags={"step3_ppo": (f"{__name__}.arguments:TextArguments", f"{__name__}.arguments:PretrainingArguments")},
     tables={
         "advice": {"unsupervised_dataset_name": {"plain_text": "as --unsupervised_dataset_name"}},

@@ -45,6 +45,6 @@ class PretrainingArguments:
 
     unsup_coef: float = flag(
         27.8,
-        "Weight of the pretraining loss on --unsupervised_dataset_name; 0 only reports it.",
+        "Weight of the pretraining loss on --unsupervised_dataset_name; 0 only logs the loss.",
         "factor >= 0",
     )

@@ -53,7 +53,7 @@ def build_unsupervised(
     name = named.unsupervised_dataset_name
     if name is None:
         raise ThreestepError(
-            "--unsupervised_dataset_name expects a dataset, got none; name one, or a file as jsonl:PATH"
+            "--unsupervised_dataset_name expects a dataset, but the name is empty; name one, or a file as jsonl:PATH"
         )
     texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
     end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
@@ -113,8 +113,8 @@ def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
     rows = loaded["train"] if isinstance(loaded, dict) else loaded
     if column not in rows.column_names:
         raise ThreestepError(
-            f"--unsupervised_dataset_name: '{name}' has no column '{column}', its columns are "
-            f"{', '.join(rows.column_names)}; name the right one with --unsupervised_text_column"
+            f"--unsupervised_dataset_name: '{name}' has no column '{column}', only {', '.join(rows.column_names)}; "
+            "name the right one with --unsupervised_text_column"
         )
     return rows
 

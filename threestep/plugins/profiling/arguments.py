@@ -16,7 +16,7 @@ class ProfilingArguments:
 
     profile_steps: list[int] = flag(
         [],
-        "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.",
+        "Profile these steps (step 3: rollouts) with torch's profiler and write the traces to OUTPUT_DIR/profile.",
         "steps >= 1",
         may_change=True,
     )

@@ -52,15 +52,15 @@ ROUND_STEP = "step2_dpo"  # that rounds train
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 _OWN_TOP_LEVEL = {
     "output_dir": "the run's folder",
-    "ranks": "ranks per step (THREESTEP_RANKS overrides; default: one per GPU, or one)",
+    "ranks": "ranks per step (THREESTEP_RANKS overrides this; default: one per GPU, or one without GPUs)",
     "seed": "seed for all steps",
     "dataset_module": "Python file or files that register datasets",
     "resume": "true: like --resume",
-    "model_name_or_path": "the model that step 1 starts from, without `new_model`",
+    "model_name_or_path": "model that step 1 starts from, if there is no `new_model`",
     "new_model": "flags of threestep new-model",
-    "shared": "settings of every step",
-    "rounds": "rounds of best of n and DPO, with a section best_of (threestep/plugins/evaluation/best_of.md)",
-    DRAWING: "settings of threestep evaluate best_of, in each round",
+    "shared": "settings for every step",
+    "rounds": "rounds of best of n and DPO, needs a section best_of (threestep/plugins/evaluation/best_of.md)",
+    DRAWING: "settings of threestep evaluate best_of for each round",
 }
 SWITCHES: dict[str, str] = added("whole_run_switches", _OWN_TOP_LEVEL)
 TOP_LEVEL = {**_OWN_TOP_LEVEL, **SWITCHES}
@@ -125,9 +125,12 @@ def _values_of(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     mistakes = Mistakes()
     mistakes.require(
         bool(foreign) != bool(options.config),
-        f"the command line has --config and flags of {foreign[0][0].NAME}, which replace it; leave one of them out"
+        (
+            f"the command line has both --config and {foreign[0][0].NAME}'s flags, which replace it; leave one of "
+            "them out"
+        )
         if foreign
-        else "--config expects a file with a section for each step, in YAML, got none; see --help",
+        else "--config expects a YAML file with a section for each step, got none; see --help",
     )
     mistakes.raise_if_any()
     config = None if foreign else _find_config(options.config, options.work_dir)
@@ -155,23 +158,24 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     new_model = _section(values, "new_model", origin, mistakes) if "new_model" in values else None
     out = output_dir if output_dir is not None else values.get("output_dir")
     out_known = isinstance(out, str) and out != ""
-    mistakes.require(out_known, f"{origin}: expected output_dir, a folder, got {out!r}")
+    mistakes.require(out_known, f"{origin}: output_dir must be a folder, got {out!r}")
     ranks = values.get("ranks")
     ranks_known = ranks is None or (isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0)
-    mistakes.require(ranks_known, f"{origin}: expected ranks to be a positive whole number, got {ranks!r}")
+    mistakes.require(ranks_known, f"{origin}: ranks must be a positive whole number, got {ranks!r}")
     switches = {name: values.get(name, True) for name in SWITCHES}
     for name, is_on in switches.items():
-        mistakes.require(isinstance(is_on, bool), f"{origin}: expected {name} to be true or false, got {is_on!r}")
+        mistakes.require(isinstance(is_on, bool), f"{origin}: {name} must be true or false, got {is_on!r}")
     resume = values.get("resume") or False
     mistakes.require(
         isinstance(resume, bool),
-        f"{origin}: expected resume to be true or false, got {resume!r}; a step's section may name a checkpoint",
+        f"{origin}: resume must be true or false, got {resume!r}; to resume from a checkpoint, name it in a step's "
+        "section",
     )
     first_model = values.get("model_name_or_path")
     mistakes.require(
         (new_model is None) != (first_model is None),
-        f"{origin}: expected either model_name_or_path (a model to start from) or new_model (flags that make"
-        f" one), got {'neither' if first_model is None else 'both'}",
+        f"{origin}: set either model_name_or_path (a model to start from) or new_model (flags that create one), "
+        f"got {'neither' if first_model is None else 'both'}",
     )
     mistakes.raise_if_any()
 
@@ -211,8 +215,8 @@ def steps_of(sections: Iterable[str], origin: str, mistakes: Mistakes) -> tuple[
     for name in named:
         mistakes.require(
             name in steps,
-            f"{origin}: expected sections of steps that lead to '{steps[-1]}' ({', '.join(steps)}), got '{name}' too; "
-            "remove one of the two",
+            f"{origin}: expected only sections of steps that lead to '{steps[-1]}' ({', '.join(steps)}), got "
+            f"'{name}' too; remove one of the two",
         )
     return steps
 
@@ -224,12 +228,13 @@ def steps_before_rounds(values: Mapping[str, Any], origin: str, mistakes: Mistak
     before = tuple(known[LAST_STEP].inputs.values())
     counted = values.get("rounds")
     is_count = isinstance(counted, int) and not isinstance(counted, bool) and counted > 0
-    mistakes.require(is_count, f"{origin}: expected rounds to be a positive whole number, got {counted!r}")
-    mistakes.require(DRAWING in values, f"{origin}: rounds expect a section {DRAWING}, got none; add it")
+    mistakes.require(is_count, f"{origin}: rounds must be a positive whole number, got {counted!r}")
+    mistakes.require(DRAWING in values, f"{origin}: rounds need a section {DRAWING}, but there is none; add it")
     for name in values:
         mistakes.require(
             name not in known or name in (*before, ROUND_STEP),
-            f"{origin}: rounds train {ROUND_STEP} after {' and '.join(map(str, before))}, got '{name}' too; remove it",
+            f"{origin}: rounds train {ROUND_STEP} after {' and '.join(map(str, before))}, but the file also has "
+            f"'{name}'; remove it",
         )
     first = [name for name in before if name in known and None in known[name].inputs.values()]
     return tuple(
@@ -278,7 +283,7 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
     hosts = os.environ.get(HOSTFILE_VARIABLE)
     ranks = choose_ranks(plan.ranks, os.environ, len(visible_gpus(os.environ)))
     where = f"on the hosts of {hosts}" if hosts else f"on {ranks} rank{'s' if ranks > 1 else ''}"
-    print(f"dry run: nothing is trained or written; a run would start {where}")
+    print(f"dry run: nothing is trained or written; this would run {where}")
     if plan.new_model is not None and not finished and not _goes_on(plan):
         print(
             f"\n== a new model with random weights\n{_command('threestep.plugins.programs.new_model', plan.new_model)}"
@@ -324,7 +329,7 @@ def _command(module: str, settings: Mapping[str, Any]) -> str:
 def _state_of(folder: Path) -> str:
     if not folder.exists():
         return "new"
-    return "holds a run, which will be replaced" if (folder / "summary.json").exists() else "is there"
+    return "holds a run that would be replaced" if (folder / "summary.json").exists() else "is there"
 
 
 def finished_steps(plan: Plan) -> tuple[str, ...]:
@@ -347,7 +352,7 @@ def refuse_finished_steps(plan: Plan) -> None:
             try:
                 check_earlier_run(CheckpointFolder(plan.output_dir / step), resumes=False)
             except ThreestepError as refusal:
-                also = "" if "--resume" in str(refusal) else ", or --resume to leave finished steps out"
+                also = "" if "--resume" in str(refusal) else ", or --resume to skip finished steps"
                 raise ThreestepError(f"{step}: {refusal}{also}") from refusal
 
 
@@ -429,7 +434,7 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
         try:
             figures = checked_json(dict[str, Any], read_text(path), path)
         except ThreestepError as problem:
-            raise ThreestepError(f"{step} finished, but left no figures: {problem}") from problem
+            raise ThreestepError(f"{step} finished but wrote no figures: {problem}") from problem
         summary |= {key: figures.get(name) for row in known_steps()[step].figures.closing for key, name in row.keys()}
     return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
@@ -443,14 +448,14 @@ def format_table(summary: Mapping[str, float | None], steps: Iterable[str]) -> s
         value = summary[pair[0]]
         return "-" if value is None else f"{value:.4f}"
 
-    rows = [("what, on held-out data", "before", "after"), ("---", "---:", "---:")]
+    rows = [("result on held-out data", "before", "after"), ("---", "---:", "---:")]
     declared = [known_steps()[name] for name in steps]
     for step in declared:
         for row in step.figures.closing:
             if row.optional and all(summary[key] is None for key, _ in row.keys()):
                 continue
             has_error = row.error is not None and summary[row.error[0]] is not None
-            margin = f" (the difference's standard error: {number(row.error)})" if has_error else ""
+            margin = f" (standard error of the difference: {number(row.error)})" if has_error else ""
             rows.append((f"step {step.number}: {row.title}{margin}", number(row.before), number(row.after)))
     rows += [(f"seconds: {step.title}", "", f"{summary[f'seconds_{step.kind}']:.1f}") for step in declared]
     first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
@@ -466,30 +471,30 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     sections = "\n".join(f"  {name:<20} {text}" for name, text in {**TOP_LEVEL, **steps}.items())
     parser = ProgramParser(
         "threestep.plugins.programs.all_steps",
-        "Runs SFT, reward model and PPO, or SFT and DPO, in order from one YAML file.",
-        epilog=f"what the YAML file may hold:\n{sections}",
+        "Run SFT, reward model and PPO, or SFT and DPO, in order from one YAML file.",
+        epilog=f"what the YAML file may contain: {sections}",
     )
-    parser.add_argument("--config", metavar="FILE", help="a section for each step, in YAML")
-    parser.add_argument("--output_dir", "--output-dir", metavar="DIR", help="overrides output_dir of the file")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with a section for each step")
+    parser.add_argument("--output_dir", "--output-dir", metavar="DIR", help="overrides output_dir in the file")
     parser.add_argument(
-        "--step", nargs="+", metavar="N", help="steps to run, by number; models of the other steps must exist"
+        "--step", nargs="+", metavar="N", help="steps to run, by number; the models from all other steps must exist"
     )
-    parser.add_argument("--seed", type=int, help="overrides seed of the file")
-    parser.add_argument("--num_ranks", type=int, metavar="N", help="overrides ranks of the file")
+    parser.add_argument("--seed", type=int, help="overrides seed in the file")
+    parser.add_argument("--num_ranks", type=int, metavar="N", help="overrides ranks in the file")
     parser.add_argument(
         "--resume", action="store_true", default=None, help="skip finished steps and resume the stopped one"
     )
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace finished steps in the folder; without this flag they are refused",
+        help="replace finished steps in the folder; without this flag, the run stops if there are any",
     )
     parser.add_argument(
         "--dry_run",
         action="store_true",
-        help="check settings, data and models, and print what would run; writes nothing",
+        help="check settings, data and models, and print what would run, without writing anything",
     )
-    parser.add_argument("--work_dir", metavar="DIR", help="base folder of relative paths (default: current folder)")
+    parser.add_argument("--work_dir", metavar="DIR", help="base folder for relative paths (default: current folder)")
     for run in foreign_runs():
         run.add_flags(parser)
     return parser.parse(argv)
@@ -497,7 +502,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _refuse_rounds(plan: Plan) -> None:
     if plan.rounds is not None:
-        raise ThreestepError("--step chooses among steps, and the file has rounds after them; leave it out, or rounds")
+        raise ThreestepError(
+            "--step selects steps, but the file also has rounds, which follow all steps; leave --step out, or "
+            "remove the rounds"
+        )
 
 
 def _chosen_steps(plan: Plan, numbers: Sequence[str]) -> Plan:
@@ -506,7 +514,10 @@ def _chosen_steps(plan: Plan, numbers: Sequence[str]) -> Plan:
     by_number = {known_steps()[name].number: name for name in plan.settings}
     mistakes = Mistakes()
     for number in numbers:
-        mistakes.require(number in by_number, f"--step expects numbers of {', '.join(by_number)}, got {number}")
+        mistakes.require(
+            number in by_number,
+            f"--step must be one or more of {', '.join(by_number)}, got {number}; name one of these",
+        )
     chosen = {name: plan.settings[name] for number, name in by_number.items() if number in numbers}
     for name, settings in chosen.items():
         for flag, earlier in known_steps()[name].inputs.items():
@@ -514,7 +525,8 @@ def _chosen_steps(plan: Plan, numbers: Sequence[str]) -> Plan:
             mistakes.require(
                 earlier is None or earlier in chosen or place != plan.output_dir / earlier / "model" or place.exists(),
                 f"--step {known_steps()[name].number} expects {settings[flag]}, which step "
-                f"{known_steps()[earlier or name].number} leaves; run that first, or give it too",
+                f"{known_steps()[earlier or name].number} writes; run step {known_steps()[earlier or name].number} "
+                "first, or include it in --step",
             )
     mistakes.raise_if_any()
     starts = any(None in known_steps()[name].inputs.values() for name in chosen)
@@ -533,12 +545,12 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
     if section is None:
         return {}
     if not isinstance(section, dict):
-        mistakes.add(f"{origin}: expected '{name}' to hold settings, got {section!r}")
+        mistakes.add(f"{origin}: '{name}' must hold settings, got {section!r}")
         return {}
     mistakes.require(
         name != "shared" or "resume" not in section,
-        f"{origin}: 'shared' sets resume, which would train finished steps again; set resume at the top of the file, "
-        "or give --resume",
+        f"{origin}: 'shared' sets resume, which would resume training in steps that are already finished; set "
+        "resume at the top of the file, or give --resume",
     )
     for setting, where in _WIRED.items():
         mistakes.require(setting not in section, f"{origin}: '{name}' sets {setting}; set {where}")
@@ -590,8 +602,8 @@ def prepared_rounds(
     mistakes, stages = Mistakes(), []
     mistakes.require(
         resumes or not folder.exists(),
-        f"{folder} holds rounds of an earlier run: give --resume to continue them, or another output_dir, or "
-        "--overwrite to replace them",
+        f"{folder} holds rounds of an earlier run; give --resume to continue them, --overwrite to replace them, or "
+        "another output_dir",
     )
     mistakes.raise_if_any()
     goes_on = resumes
@@ -660,8 +672,8 @@ def _run(
     seconds = time.monotonic() - started
     if code != 0:
         print(
-            f"error: {title} ({module}) ended with code {code} after {seconds:.0f} seconds; see its messages above; "
-            "later steps were not started",
+            f"error: {title} ({module}) exited with code {code} after {seconds:.0f} seconds; see its messages "
+            "above; later steps were not started",
             file=sys.stderr,
             flush=True,
         )

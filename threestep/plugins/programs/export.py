@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = _parse(argv)
     run, out = Path(arguments.checkpoint), Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ThreestepError(f"OUT expects a new or empty folder, got '{out}'; remove it, or name another")
+        raise ThreestepError(f"OUT must be a new or empty folder, got '{out}'; remove it, or name another")
     check_place("OUT", out, is_folder=True)
     if arguments.part == "model" and not arguments.keep_lora and is_finished_without_checkpoints(run):
         shutil.copytree(run / "model", out, dirs_exist_ok=True)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
     exported = ExportedModel(checkpoint.parent.parent, checkpoint.name, arguments.part, out)
     for at_export in hooks("at_export"):
         at_export(exported)
-    apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
+    apart = f", and its LoRA adapters are in {out / 'adapter'}" if arguments.keep_lora else ""
     print(f"{arguments.part} of {checkpoint} is in {out}{apart}")
     write_head_for(arguments.mtp, out)
 
@@ -101,7 +101,7 @@ def find_checkpoint(path: Path) -> Path:
     from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage
 
     if (path / MANIFEST).is_file() or path.name.startswith("step_"):
-        problem = damage(path) if path.is_dir() else "there is no such folder"
+        problem = damage(path) if path.is_dir() else "the folder does not exist"
         if problem is not None:
             raise ThreestepError(f"CHECKPOINT: {path}: {problem}; give another checkpoint, or the run's folder")
         return path
@@ -112,8 +112,8 @@ def find_checkpoint(path: Path) -> Path:
     if latest is None:
         damaged = f"only damaged checkpoints ({'; '.join(problems)})" if problems else "no checkpoints"
         raise ThreestepError(
-            f"CHECKPOINT expects a folder such as RUN/checkpoints/step_000100, or RUN, got '{path}' with {damaged} in "
-            f"{folder.path}; --save_every writes them"
+            f"CHECKPOINT expects a folder such as RUN/checkpoints/step_000100, or RUN, but '{path}' has {damaged} "
+            f"in {folder.path}; save some with --save_every, or name another"
         )
     return latest
 
@@ -122,34 +122,37 @@ def engine_of(part: str, engines: Sequence[str], checkpoint: Path) -> str:
     """The engine that --part names: steps 1 and 2 call theirs model, step 3 actor and critic."""
     if not engines:
         raise ThreestepError(
-            f"{checkpoint} has no models/ with configuration and tokenizer: it is from an older Threestep; resume "
-            "the run with --save_at_end, and export the new checkpoint"
+            f"{checkpoint} has no models/ with configuration and tokenizer, because an older version of Threestep "
+            "wrote it; resume the run with --save_at_end, and export the new checkpoint"
         )
     wanted = ("critic",) if part == "critic" else ("model", "actor")
     for name in wanted:
         if name in engines:
             return name
-    raise ThreestepError(f"--part {part} expects a checkpoint with a {wanted[0]}, got {' and '.join(engines)}")
+    raise ThreestepError(
+        f"--part {part} needs a checkpoint with a {wanted[0]}, but this one has only {' and '.join(engines)}; give "
+        "another --part"
+    )
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ProgramParser("threestep.plugins.programs.export", __doc__ or "")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="RUN/checkpoints/step_NNNNNN, or RUN for its latest")
-    parser.add_argument("out", metavar="OUT", help="model folder to write; new or empty")
+    parser.add_argument("out", metavar="OUT", help="model folder to write; must be new or empty")
     parser.add_argument(
         "--part",
         choices=PARTS,
         default="model",
-        help="model (step 3: the actor), critic, or average: the actor's moving average of --enable_ema",
+        help="model (step 3: the actor), critic, or average (the actor's moving average from --enable_ema)",
     )
     parser.add_argument(
-        "--keep_lora", action="store_true", help=("do not merge LoRA: write the PEFT adapter to OUT/adapter")
+        "--keep_lora", action="store_true", help=("do not merge LoRA adapters; write them to OUT/adapter for PEFT")
     )
     parser.add_argument(
         "--mtp",
         metavar="ENGINE",
         help=(
-            "write the multi-token prediction head in the form that this engine reads "
+            "write the multi-token-prediction head in the form that this engine reads "
             f"({', '.join(WITH_HEAD_WRITERS) or 'there is none'}; threestep/plugins/mtp/README.md)"
         ),
     )
@@ -157,7 +160,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if arguments.mtp:
         head_writer_of(arguments.mtp)
     if arguments.mtp and (arguments.keep_lora or arguments.part != "model"):
-        raise ThreestepError("--mtp expects the merged model; leave out --keep_lora and --part, or --mtp")
+        raise ThreestepError("--mtp needs the merged model; leave out --keep_lora and --part, or leave out --mtp")
     return arguments
 
 

@@ -46,7 +46,7 @@ def export_model(
     """
     described = read_description(checkpoint / DESCRIPTIONS / name)
     if keep_lora and not described.has_adapters:
-        raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
+        raise ThreestepError(f"--keep_lora: '{name}' in {checkpoint} was trained without LoRA; leave --keep_lora out")
     state = engine_state(checkpoint / name)
     weights = {key.removeprefix(_INSIDE): tensor for key, tensor in state.items() if key.startswith(_INSIDE)}
     if of_average:
@@ -68,7 +68,9 @@ def average_weights(
     """The trained weights' moving averages, float32: the ranks' shares joined."""
     ranks = len(list(checkpoint.glob("average_*.safetensors")))
     if ranks == 0:
-        raise ThreestepError(f"--part average: {checkpoint} has none: the run had no --enable_ema; give another --part")
+        raise ThreestepError(
+            f"--part average: {checkpoint} has no average because the run did not use --enable_ema; give another --part"
+        )
     ranks_shares = [saved_shares(checkpoint, "average", rank) for rank in range(ranks)]
     averages = {}
     for index, name in enumerate(trained):
@@ -89,19 +91,19 @@ def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoin
     missing = sorted(model.state_dict().keys() - typed.keys() - tied.keys())
     if missing:
         raise ThreestepError(
-            f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed "
-            "transformers or peft names them differently; export with the run's versions"
+            f"{checkpoint} lacks {len(missing)} of its model's weights, such as {missing[0]}: the installed "
+            "transformers or peft names them differently; export with the versions that the run used"
         )
     try:
         unknown = sorted(model.load_state_dict(typed, strict=False, assign=True).unexpected_keys)
     except RuntimeError as problem:
         line = str(problem).strip().splitlines()[-1].strip()
         raise ThreestepError(
-            f"{checkpoint} has weights whose sizes differ from its model's configuration: {line}"
+            f"{checkpoint} has weights whose sizes differ from those in the model's configuration: {line}"
         ) from problem
     if unknown:
         raise ThreestepError(
-            f"{checkpoint} has {len(unknown)} weights that its model does not know, such as {unknown[0]}: the "
-            "installed transformers or peft names them differently; export with the run's versions"
+            f"{checkpoint} has {len(unknown)} weights that its model does not have, such as {unknown[0]}: the "
+            "installed transformers or peft names them differently; export with the versions that the run used"
         )
     model.tie_weights()

@@ -62,26 +62,28 @@ class NewModelArguments:
     topic: ClassVar[str] = "task"
 
     out: str = flag("", "Output folder; an existing model in it is replaced (required).", "folder")
-    seed: int = flag_of(RunArguments, "Seed of the weights and of generated datasets.")
-    vocab_size: int = flag(512, "Maximum vocabulary size; smaller if the texts yield too few merges.", "tokens")
-    hidden_size: int = flag(256, "Width of the model.", "units >= 1")
+    seed: int = flag_of(RunArguments, "Seed for the weights and for generated datasets.")
+    vocab_size: int = flag(
+        512, "Maximum vocabulary size; the result is smaller if the texts yield too few merges.", "tokens"
+    )
+    hidden_size: int = flag(256, "Hidden size of the model.", "units >= 1")
     num_hidden_layers: int = flag(4, "Number of layers.", "layers >= 1")
-    num_attention_heads: int = flag(4, "Number of attention heads; must divide the width.", "heads >= 1")
+    num_attention_heads: int = flag(4, "Number of attention heads; must divide the hidden size.", "heads >= 1")
     intermediate_size: int | None = flag(
-        None, "Width inside the feed-forward layers; default: 8/3 of hidden_size, a multiple of 32.", "units >= 1"
+        None, "Size of the feed-forward layers; default: 8/3 of hidden_size, rounded to a multiple of 32.", "units >= 1"
     )
     max_position_embeddings: int = flag(512, "Maximum length of prompt plus response.", "tokens >= 1")
     rope_theta: float = flag(
-        10000.0, "Base of the rotary embedding; a small one separates nearby positions better.", "number > 0"
+        10000.0, "Base of the rotary embedding; a smaller base separates nearby positions better.", "number > 0"
     )
-    initializer_range: float = flag(0.02, "Standard deviation of the random weights.", "number > 0")
+    initializer_range: float = flag(0.02, "Standard deviation of the random initial weights.", "number > 0")
     pad_is_eos: bool = flag(False, "Pad with the eos token instead of a separate pad token.")
     vision: bool = flag(False,
-        "Make a model that reads images: a Qwen2-VL with image processor and chat template; its vision tower is as "
-        "wide as the model and has two layers.")  # fmt: skip
+        "Make a model that reads images: a Qwen2-VL with an image processor and a chat template; its vision tower "
+        "has the model's width and two layers.")  # fmt: skip
     max_image_tokens: int = flag(
         16,
-        "With --vision: maximum tokens per image, of 28 x 28 pixels each; larger images are scaled down.",
+        "With --vision: maximum tokens per image (28 x 28 pixels each); larger images are scaled down.",
         "tokens >= 1",
     )
 
@@ -94,12 +96,12 @@ class NewModelArguments:
             f"token{'s' * (specials > 1)}), got {self.vocab_size}",
         )
         heads = self.num_attention_heads
-        width, what = (8, "a width that is a multiple of 8") if self.vision else (2, "an even width")
+        width, what = (8, "a width divisible by 8") if self.vision else (2, "an even width")
         if self.hidden_size >= 1 and heads >= 1:
             mistakes.require(
                 self.hidden_size % (width * heads) == 0,
-                f"--hidden_size {self.hidden_size} does not split into --num_attention_heads {heads} of {what}; give "
-                f"a multiple of {width * heads}",
+                f"--hidden_size {self.hidden_size} does not split into --num_attention_heads {heads} of {what}; "
+                f"give a multiple of {width * heads}",
             )
 
 
@@ -295,7 +297,8 @@ def _check_replaceable(folder: Path) -> None:
     check_place("--out", folder, is_folder=True)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise ThreestepError(
-            f"--out '{folder}' contains files that are not a model and would be deleted; name a new or empty folder"
+            f"--out '{folder}' contains files that do not belong to a model and would be deleted; name a new or "
+            "empty folder"
         )
 
 

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
 
 PLUGIN = Plugin(
     "quantized",
-    "base weights in 4 and 8 bits under LoRA, and models that are stored quantized",
+    "4-bit and 8-bit base weights under LoRA, and models that are stored quantized",
     needs=("lora",),
     flags={EVERY_STEP: (f"{__name__}.arguments:QuantizationArguments",)},
     tables={

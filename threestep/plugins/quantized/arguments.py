@@ -16,17 +16,17 @@ class QuantizationArguments:
     topic: ClassVar[str] = "lora"
 
     load_in_4bit: bool = flag(
-        False, "With LoRA: keep the linear layers' frozen weights in 4 bits (QLoRA), by the package bitsandbytes."
+        False, "With LoRA: store the linear layers' frozen weights in 4 bits (QLoRA), using the bitsandbytes package."
     )
-    load_in_8bit: bool = flag(False, "With LoRA: keep the linear layers' frozen weights in 8 bits.")
+    load_in_8bit: bool = flag(False, "With LoRA: store the linear layers' frozen weights in 8 bits.")
     bnb_4bit_quant_type: str = flag(
         "nf4",
-        "Which 4 bits: nf4, for weights as a normal distribution draws them, or fp4, a float of four bits.",
+        "4-bit format: nf4, designed for normally distributed weights, or fp4, a 4-bit float.",
         "name",
         choices=FOUR_BIT_KINDS,
     )
     bnb_4bit_use_double_quant: bool = flag(
-        False, "Quantize the scales of the 4-bit weights too: 4.13 bits a weight, not 4.5."
+        False, "Also quantize the scales of the 4-bit weights: 4.13 bits per weight instead of 4.5."
     )
 
     @property

@@ -25,7 +25,8 @@ def check(flags: Any, mistakes: Mistakes) -> None:
         "--bnb_4bit_use_double_quant": own.bnb_4bit_use_double_quant,
     }.items():
         mistakes.require(
-            not is_given or own.load_in_4bit, f"{name} is for --load_in_4bit, which is off; leave it out or give both"
+            not is_given or own.load_in_4bit,
+            f"{name} applies to --load_in_4bit, which is off; leave {name} out, or add --load_in_4bit",
         )
     if own.quantization is None:
         return
@@ -33,26 +34,26 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     settings = flags.settings
     mistakes.require(
         not (own.load_in_4bit and own.load_in_8bit),
-        "--load_in_4bit and --load_in_8bit both say how many bits a weight takes; leave one of them out",
+        "--load_in_4bit and --load_in_8bit contradict each other; leave one of them out",
     )
     mistakes.require(
         settings["only_optimize_lora"],
-        f"{given} freezes the weights that it rounds, and --only_optimize_lora false trains them; leave one of them "
-        "out",
+        f"{given} freezes the weights that it quantizes, but --only_optimize_lora false trains them; leave one of "
+        "them out",
     )
     for name, rank in adapter_ranks(flags).items():
         mistakes.require(
             rank > 0,
-            f"{given} freezes the weights that it rounds, and {name} is {rank}; give {name} a rank, such as 16, so "
-            "that adapters train",
+            f"{given} freezes the weights that it quantizes, so only adapters can train, but {name} is {rank}; "
+            f"give it a rank, such as {name} 16",
         )
     for name, why in [*_others(settings), *flags.guests.exact_weights().items()]:
-        mistakes.add(f"{given} cannot go with {name}, {why}; leave one of the two out")
+        mistakes.add(f"{given} does not work with {name}, {why}; leave one of them out")
     if in_place_of_run(settings) is None:  # only a run needs it, not the plan of one
         mistakes.require(
             not own.load_in_4bit or find_spec("bitsandbytes") is not None,
-            "--load_in_4bit needs the package bitsandbytes, which is not installed; run: pip install bitsandbytes, or "
-            "give --load_in_8bit, which needs no package",
+            "--load_in_4bit needs the bitsandbytes package, which is not installed; run pip install bitsandbytes, "
+            "or use --load_in_8bit, which needs no extra package",
         )
 
 
@@ -60,8 +61,8 @@ def _others(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield other flags that are set and do not go with rounded weights, as they are written, and why not."""
     for stage in _STAGES:
         if settings.get(stage) == 3:
-            yield f"--{stage} 3", "as rounded weights are whole on every rank"
+            yield f"--{stage} 3", "because quantized weights are not sharded across ranks"
     if settings.get("share_trunk"):
-        yield "--share_trunk", "which lends one model's weights to two"
+        yield "--share_trunk", "which shares one model's weights between two models"
     if settings["use_dora"]:
-        yield "--use_dora", "whose magnitudes start as norms of the weights that it rounds"
+        yield "--use_dora", "whose magnitudes are initialized from the norms of the exact weights"

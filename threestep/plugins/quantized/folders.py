@@ -26,8 +26,8 @@ class QuantizedFolder(StoredForm):
         """See `StoredForm.check_entry`."""
         if not isinstance(entry, dict):
             raise ThreestepError(
-                f"'{file}' expects in {_KEY} a JSON object that says how the weights were quantized, got {entry!r}; "
-                "remove it if they are whole"
+                f"'{file}': {_KEY} must be a JSON object that says how the weights were quantized, got {entry!r}; "
+                "remove it if they are not quantized"
             )
 
     def check(self, config: Any, where: str) -> None:
@@ -37,8 +37,9 @@ class QuantizedFolder(StoredForm):
         if method not in _known():
             got = given.get("quant_method") if isinstance(given, dict) else given
             raise ThreestepError(
-                f"'{where}': {_KEY} in its config.json expects in quant_method one of {', '.join(sorted(_known()))}, "
-                f"got {got!r}; give the model that was quantized, or remove the entry if the weights are whole"
+                f"'{where}': {_KEY} in its config.json needs a quant_method that is one of "
+                f"{', '.join(sorted(_known()))}, got {got!r}; give the original, unquantized model, or remove the "
+                "entry if the weights are not quantized"
             )
         if method in _WHOLE:
             given["dequantize"] = True  # or a GPU would keep them as they are, frozen
@@ -49,18 +50,18 @@ class QuantizedFolder(StoredForm):
         method = _method(given)
         if method in _WHOLE:
             log_on_main(
-                f"model: the weights of '{where}' are stored in {_WHOLE[method]} ({_KEY} in its config.json); they are "
-                "read as whole weights in --dtype, and saved models have those"
+                f"model: the weights of '{where}' are stored in {_WHOLE[method]} ({_KEY} in its config.json); they "
+                "are dequantized to --dtype on loading, and saved models use that dtype"
             )
             return
         bits = instead = ""
         if method == _BITSANDBYTES:
             bits = f" to {4 if given.get('load_in_4bit') else 8} bits"
-            instead = ", with LoRA and --load_in_4bit or --load_in_8bit to round it beneath the adapters"
+            instead = ", with LoRA and --load_in_4bit or --load_in_8bit to quantize it under the adapters"
         raise ThreestepError(
-            f"'{where}': expected whole weights to train, got some that {method} has quantized{bits} ({_KEY} in its "
-            "config.json), which cannot be trained, nor saved as a whole model; give the model that was quantized"
-            f"{instead}"
+            f"'{where}': expected unquantized weights to train, but {method} has quantized them{bits} ({_KEY} in "
+            "its config.json), and such weights can be neither trained nor saved as a complete model; give the "
+            f"original, unquantized model{instead}"
         )
 
     def is_read_whole(self, config: Any) -> bool:

@@ -48,7 +48,8 @@ class RoundedWeights(ModelPreparer):
         dtype = str(model.dtype).removeprefix("torch.")
         before, after = done.bytes_before / 2**20, done.bytes_after / 2**20
         log_on_main(
-            f"model: {done.layers} linear layers are kept in {self.quantization}, other weights in {dtype}: the base "
-            f"takes {after:,.1f} MiB, not {before:,.1f}; rounding moves the layers' weights by {done.share:.2%} (root "
-            f"mean square), and saved models have the rounded weights in {dtype}"
+            f"model: {done.layers} linear layers are stored in {self.quantization}, all other weights in {dtype}: "
+            f"the base model takes {after:,.1f} MiB instead of {before:,.1f}; quantization changes the layers' "
+            f"weights by {done.share:.2%} (root mean square), and saved models have the quantized weights in "
+            f"{dtype}"
         )

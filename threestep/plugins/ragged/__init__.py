@@ -3,4 +3,4 @@ tokens at once."""
 
 from training.utils.plugins.plugin import Plugin
 
-PLUGIN = Plugin("ragged", "rows that are decoded at their own pace, for other plugins")
+PLUGIN = Plugin("ragged", "generation in which each row advances at its own pace, for other plugins")

@@ -28,7 +28,7 @@ def why_not_in_turns(model: PreTrainedModel, own: OwnForward, fixed: bool) -> st
 def why_no_media_in_turns(model: PreTrainedModel, own: OwnForward) -> str | None:
     """Return None if log-probabilities of tokens that are given so behind prompts with media (`RaggedRows.begin`) are
     those of `own`, else the reason why not."""
-    assert own.with_media is not None, "it was loaded for media"
+    assert own.with_media is not None, "it was loaded with media"
     return why_not_read(own, partial(_in_turns, model, fixed=False, media=own.with_media.media), of_media=True)
 
 

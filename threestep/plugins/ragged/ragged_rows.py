@@ -100,7 +100,7 @@ class RaggedRows:
         self._cache: Any = roomy_cache(model, 0)
         windows = windows_of(model.config, self._cache)
         if any(window is not None for window in windows.values()):
-            raise ValueError("its layers see the last tokens alone, by the order in which they were drawn")
+            raise ValueError("its layers see only the most recent tokens, in the order in which they were generated")
         self._model, self._kinds = model, list(windows)
         self._graphs: Any = plugin_module("captured", "steps") if fixed else None
         self._layers = [_RaggedLayer(self) for _ in self._cache.layers]

@@ -5,7 +5,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 
 PLUGIN = Plugin(
     "replay",
-    "rollouts written to a folder, and read in place of generation",
+    "rollouts written to a folder, and read back instead of generating",
     flags={"step3_ppo": (f"{__name__}.arguments:RecordedArguments",)},
     tables={
         "rollout_sources": {

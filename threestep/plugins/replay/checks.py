@@ -19,8 +19,8 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     if own.rollout_dump is not None and flags.checkpoints.resume is None:
         mistakes.require(
             not any(Path(own.rollout_dump).glob("rollout_*")),
-            f"--rollout_dump expects a folder without rollouts, and {own.rollout_dump} has some; name another, or "
-            "continue the run that wrote them by --resume",
+            f"--rollout_dump expects a folder without rollouts, but {own.rollout_dump} has some; name another, or "
+            "use --resume to continue the run that wrote them",
         )
     if own.rollout_replay is not None:
         _check_evaluations(own, flags, mistakes)
@@ -30,8 +30,8 @@ def _check_evaluations(own: RecordedArguments, flags: Any, mistakes: Mistakes) -
     """A replay has no responses of its own to held-out prompts, and goes by figures of other data alone."""
     mistakes.require(
         not flags.ppo.val_only,
-        f"--val_only evaluates, and --rollout_replay {own.rollout_replay} has the responses of another run's "
-        "weights; leave one of them out",
+        f"--val_only evaluates this run's weights, but the responses in --rollout_replay {own.rollout_replay} come "
+        "from another run; leave one of them out",
     )
     if figures_of_others(flags.settings):
         return
@@ -39,5 +39,6 @@ def _check_evaluations(own: RecordedArguments, flags: Any, mistakes: Mistakes) -
     for name in ("load_best_model_at_end", "early_stopping"):
         mistakes.require(
             not flags.settings.get(name),
-            f"--{name} goes by evaluations, and --rollout_replay has another run's responses alone; {ways}leave it out",
+            f"--{name} depends on evaluations, but --rollout_replay only has another run's responses; {ways}leave "
+            "it out",
         )

@@ -102,8 +102,8 @@ class ReplayRollout(RolloutEngine):
         if not path.exists():
             raise ThreestepError(
                 f"--rollout_replay expects rollout {self._files.count} of rank {self._files.rank} in "
-                f"{self._files.folder}, which has no {path.name}; replay with the steps, evaluations and number "
-                "of ranks of the run that dumped"
+                f"{self._files.folder}, but {path.name} is missing; replay with the same steps, evaluations and "
+                "number of ranks as the run that wrote the rollouts"
             )
         tensors, metadata = _read(path)
         _check_words(path, tensors, model)
@@ -146,8 +146,8 @@ def _media_of(request: RolloutRequest) -> str:
 def _check_media(path: Path, drawn: str | None, request: RolloutRequest) -> None:
     if drawn != (None if request.media is None else _media_of(request)):
         raise ThreestepError(
-            f"--rollout_replay: {path} holds responses to prompts with other {STORED_MEDIA} than those that this run "
-            "asks for; replay with the data of the run that dumped, or dump again"
+            f"--rollout_replay: {path} holds responses to prompts with different {STORED_MEDIA} from this run's "
+            "prompts; replay with the data of the run that wrote the rollouts, or dump them again"
         )
 
 
@@ -156,10 +156,11 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     try:
         tensors, metadata = torch_tensors(path)
     except ThreestepError as problem:
-        raise ThreestepError(f"--rollout_replay: {problem}; dump it again") from problem
+        raise ThreestepError(f"--rollout_replay: {problem}; dump the rollouts again") from problem
     if metadata.get("format") != json.dumps(_FORMAT) or not {*TENSORS, "seeds"} <= tensors.keys():
         raise ThreestepError(
-            f"--rollout_replay expects files of --rollout_dump ('{_FORMAT}'), and {path} is none; dump it again"
+            f"--rollout_replay expects files from --rollout_dump ('{_FORMAT}'), but {path} is not one; dump the "
+            "rollouts again"
         )
     check_tensors(tensors, f"--rollout_replay: {path}", metadata.get(_RECORDS))
     return tensors, metadata
@@ -172,8 +173,8 @@ def _check_words(path: Path, tensors: Mapping[str, torch.Tensor], model: Any) ->
     vocabulary, ids = model.config.get_text_config().vocab_size, ("prompt_ids_BP", "response_ids_BR")
     if (most := max(int(tensors[name].max()) for name in ids if tensors[name].numel())) >= vocabulary:
         raise ThreestepError(
-            f"--rollout_replay: {path} holds the token id {most}, and the model has {vocabulary:,} tokens; replay with "
-            "the model of the run that dumped"
+            f"--rollout_replay: {path} holds the token id {most}, but the model has only {vocabulary:,} tokens; "
+            "replay with the model of the run that wrote the rollouts"
         )
 
 
@@ -189,8 +190,8 @@ def _check_asked_alike(
         drawn, value = metadata.get(name, "null"), wanted_settings.get(name, "null")
         if drawn != value:
             raise ThreestepError(
-                f"--rollout_replay: {path} was drawn with {name} = {drawn}, and this run asks for {value}; "
-                "replay with the settings of the run that dumped, or dump again"
+                f"--rollout_replay: {path} was generated with {name} = {drawn}, but this run uses {value}; replay "
+                "with the settings of the run that wrote the rollouts, or dump them again"
             )
 
     ids_BP, mask_BP = request.repeated()
@@ -200,6 +201,7 @@ def _check_asked_alike(
         if not torch.equal(tensors[name], wanted.cpu()):
             what = "seeds" if name == "seeds" else "prompts"
             raise ThreestepError(
-                f"--rollout_replay: {path} holds responses to other {what} than those that this run asks for; replay "
-                "with the data, seed, batch sizes, evaluations and ranks of the run that dumped, or dump again"
+                f"--rollout_replay: {path} holds responses to different {what} from this run's; replay with the "
+                "same data, seed, batch sizes, evaluations and ranks as the run that wrote the rollouts, or dump "
+                "them again"
             )

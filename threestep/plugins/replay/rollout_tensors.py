@@ -54,7 +54,7 @@ def check_tensors(columns: Mapping[str, torch.Tensor], where: object, records: s
     groups = ((OF_FORM, "positions_B" in columns), (_OF_EXPERTS, bool(columns.keys() & set(_OF_EXPERTS))))
     for names, is_there in (*groups, ((*_OF_TURNS, *ASKED), records is not None)):
         if is_there and not columns.keys() >= set(names):
-            raise ThreestepError(f"{where} expects the tensors {', '.join(names)}, got {', '.join(columns)}")
+            raise ThreestepError(f"{where} must have the tensors {', '.join(names)}, got {', '.join(columns)}")
     sizes: dict[str, int] = {}
     for name, values in columns.items():
         words, _, axes = name.rpartition("_") if name != "seeds" else (name, "", "B")
@@ -68,18 +68,18 @@ def check_tensors(columns: Mapping[str, torch.Tensor], where: object, records: s
             raise ThreestepError(f"{where}: {name} expects {wanted} {shape}, got {values.dtype} {list(values.shape)}")
     lengths_B, most = columns["response_lengths_B"], sizes["R"]
     if ((lengths_B < 1) | (lengths_B > most)).any() or min(_least(columns, name) for name in _IDS) < 0:
-        raise ThreestepError(f"{where} expects responses of 1 to {most:,} tokens, and token ids from 0")
+        raise ThreestepError(f"{where} must have responses of 1 to {most:,} tokens and non-negative token ids")
     mask_BP, is_there_BR = columns["prompt_mask_BP"], torch.arange(most) < lengths_B.unsqueeze(1)
     if (mask_BP[:, :-1] & ~mask_BP[:, 1:]).any() or columns["sampled_logprobs_BR"].isnan().any():
-        raise ThreestepError(f"{where} expects prompts padded on the left, and log-probabilities that are numbers")
+        raise ThreestepError(f"{where} must have left-padded prompts and log-probabilities that are not NaN")
     if "inserted_BR" in columns and not (is_there_BR & ~columns["inserted_BR"]).any(dim=1).all():
-        raise ThreestepError(f"{where} expects responses of which the model drew a token at least")
+        raise ThreestepError(f"{where} must have at least one generated token in each response")
     if (records is None) != (_OF_TURNS[1] not in columns):
-        raise ThreestepError(f"{where} expects the records of its conversations")
+        raise ThreestepError(f"{where} must have a record of each conversation")
     if records is not None:
         found = _records_in(records, f"{where}, conversations")
         if len(found) != len(lengths_B) or (columns["fork_begins_BR"] & ~is_there_BR).any():
-            raise ThreestepError(f"{where} expects a record of each conversation, and forks within the responses")
+            raise ThreestepError(f"{where} must have a record of each conversation, with forks inside the responses")
 
 
 _IDS = ("prompt_ids_BP", "response_ids_BR")
@@ -93,7 +93,9 @@ def _records_in(text: str, where: object) -> tuple[ConversationRecord, ...]:
     found = tuple(checked_json(list[ConversationRecord], text, where))
     for record in found:
         if record.turns < 1 or record.forks < 0 or record.cut not in (None, *CUTS):
-            raise ThreestepError(f"{where} expects turns, forks and one of {', '.join(CUTS)}, or null, as cut")
+            raise ThreestepError(
+                f"{where} must have turns, forks and cut, where cut is one of {', '.join(CUTS)}, or null"
+            )
     return found
 
 

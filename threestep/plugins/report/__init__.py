@@ -4,9 +4,9 @@ from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin, Pr
 
 PLUGIN = Plugin(
     "report",
-    "a page about each run, a card of its model, the hub, and services that show figures",
+    "a page about each run, a model card, uploads to the hub, and experiment trackers",
     needs=("serving",),
-    commands={"report": Command(__name__, "a page about one run or several")},
+    commands={"report": Command(__name__, "write a page about one run or several")},
     flags={EVERY_STEP: (f"{__name__}.arguments:ReportArguments",)},
     tables={
         "trackers": {
@@ -16,7 +16,7 @@ PLUGIN = Plugin(
         },
         "meant_flags": dict.fromkeys(("use_wandb", "wandb", "wandb_project"), ("report_to",)),
         "run_files": {"report.html": RunFile()},
-        "whole_run_switches": {"report": "false: no report.html at the end of the run and of each step"},
+        "whole_run_switches": {"report": "false: write no report.html at the end of the run and of each step"},
     },
     hooks=Hooks(
         at_start=f"{__name__}.hub:open_repository",

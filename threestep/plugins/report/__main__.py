@@ -40,26 +40,32 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ProgramParser("threestep.plugins.report", "One page about a run, or several runs side by side.")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="the --output_dir of a step or of `threestep all`")
-    parser.add_argument(
-        "--out", metavar="FILE", help="the page (default: report.html in the run's folder; for several runs: here)"
+    parser = ProgramParser(
+        "threestep.plugins.report", "Write a page about one run, or about several runs side by side."
     )
-    parser.add_argument("--png", metavar="FOLDER", help="write every chart as a PNG too")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="--output_dir of a step or of `threestep all`")
     parser.add_argument(
-        "--live", action="store_true", help="serve a page on 127.0.0.1 that follows the runs; writes no file"
+        "--out",
+        metavar="FILE",
+        help=("file for the page (default: report.html in the run's folder; for several runs, in the current folder)"),
     )
-    parser.add_argument("--port", type=int, metavar="N", help="port of --live; 0: a free one (default: 8900)")
+    parser.add_argument("--png", metavar="FOLDER", help="also write every chart as a PNG")
+    parser.add_argument(
+        "--live", action="store_true", help="serve a page on 127.0.0.1 that follows the runs; writes no files"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="port for --live; 0 picks a free one (default: 8900)")
     options = parser.parse(argv)
     if options.live and (options.out or options.png):
-        raise ThreestepError("--live serves the page and writes no file, got --out or --png; leave one of them out")
+        raise ThreestepError(
+            "--live serves the page and writes no files, so it does not work with --out or --png; leave one of them out"
+        )
     if options.port is not None and not options.live:
         raise ThreestepError(f"--port {options.port} needs --live; add --live, or leave --port out")
     options.port = 8900 if options.port is None else options.port
     if not 0 <= options.port <= 65535:
         raise ThreestepError(f"--port expects a number from 0 to 65535, got {options.port}")
     if not options.runs:
-        raise ThreestepError(f"{parser.prog} expects one or more run folders: the --output_dir of a run")
+        raise ThreestepError(f"{parser.prog} expects one or more run folders; give the --output_dir of a run")
     return options
 
 

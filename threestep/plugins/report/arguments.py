@@ -22,17 +22,17 @@ class ReportArguments:
     push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its model card to the hub at the end of the run.")
     hub_model_id: str | None = flag(
         None,
-        "With --push_to_hub: the repository, OWNER/NAME; created if missing. Default: the name of --output_dir, "
-        "under the logged-in account.",
+        "With --push_to_hub: repository to upload to, OWNER/NAME; created if missing. Default: the name of "
+        "--output_dir under the logged-in account.",
     )
     hub_private_repo: bool | None = flag(
-        None, "With --push_to_hub: make the repository private; default: the organization's."
+        None, "With --push_to_hub: make the repository private; default: the organization's setting."
     )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect an upload's name without an upload."""
         mistakes.require(
             self.push_to_hub or not self.hub_model_id,
-            f"--hub_model_id {self.hub_model_id} needs --push_to_hub, which is off; add it, or leave --hub_model_id "
-            "out",
+            f"--hub_model_id {self.hub_model_id} needs --push_to_hub, which is off; add --push_to_hub, or leave "
+            "--hub_model_id out",
         )

@@ -33,9 +33,9 @@ _LEFT_OUT = frozenset(
 
 # How a language model is asked, by the prompt style of its training.
 _ASKED = {
-    "human_assistant": "Ask it `Human: QUESTION Assistant:`, as it was trained.",
-    "as_stored": "Ask it the prompt alone, as its rows have it, one at a time: they have no turns and no template.",
-    "chat_template": "Ask it by its chat template, as it was trained.",
+    "human_assistant": "Prompt it with `Human: QUESTION Assistant:`, as in its training.",
+    "as_stored": "Send one bare prompt at a time, as in its training data, without turns or a template.",
+    "chat_template": "Prompt it with its chat template, as in its training.",
 }
 
 
@@ -69,11 +69,11 @@ def model_card(
     lines = ["---", yaml.safe_dump(fields, sort_keys=False).rstrip(), "---", ""]
     lines += [f"# {step.title_of(settings)}", ""]
     data = ", ".join(f"`{_plain(name)}`" for name in names)
-    lines += [f"Trained from `{base or _start_name(start)}` on {data} by Threestep."]
+    lines += [f"Trained with Threestep from `{base or _start_name(start)}` on {data}."]
     if not scores and (asked := _ASKED.get(str(settings.get("prompt_style")))):
         lines += ["", asked]
     if exported is not None:
-        lines += ["", f"Exported from its checkpoint {exported[1]}: the {exported[0]}."]
+        lines += ["", f"Exported from checkpoint {exported[1]}: the {exported[0]}."]
     figures = [
         f"| {name} | {value:.4g} |"
         for name, value in summary.items()
@@ -81,7 +81,7 @@ def model_card(
     ]
     if figures:
         lines += ["", "## Figures", "", "| figure | value |", "| --- | ---: |", *figures]
-    lines += ["", "## Settings that are not defaults", "", "| setting | value |", "| --- | --- |"]
+    lines += ["", "## Settings that differ from the defaults", "", "| setting | value |", "| --- | --- |"]
     lines += [f"| {name} | {_plain(value)} |" for name, value in _changed(settings, step).items()]
     lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.", ""]
     return "\n".join(lines)

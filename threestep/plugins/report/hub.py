@@ -19,13 +19,15 @@ def open_repository(settings: Mapping[str, Any], api: Any = None) -> None:
         return
     name = _named(settings)
     if is_offline():
-        raise ThreestepError("--push_to_hub needs the hub, and HF_HUB_OFFLINE is set; unset it, or leave it out")
+        raise ThreestepError(
+            "--push_to_hub needs the hub, but HF_HUB_OFFLINE is set; unset it, or leave --push_to_hub out"
+        )
     try:
         _api(api).create_repo(name, private=settings.get("hub_private_repo"), exist_ok=True)
     except Exception as problem:  # (the client's errors have no common class)
         raise ThreestepError(
-            f"--push_to_hub cannot open the repository {name} ({type(problem).__name__}: {first_line(problem)}); log "
-            "in with `hf auth login` or set HF_TOKEN, check the name, or leave the flag out"
+            f"--push_to_hub cannot open the repository {name} ({type(problem).__name__}: {first_line(problem)}); "
+            "log in with `hf auth login` or set HF_TOKEN, check the name, or leave --push_to_hub out"
         ) from problem
 
 
@@ -44,11 +46,11 @@ def publish_model(folder: Path, settings: Mapping[str, Any], api: Any = None) ->
         _api(api).upload_folder(repo_id=name, folder_path=str(model), commit_message="Model trained by Threestep")
     except Exception as problem:  # noqa: BLE001 (an upload must not fail the run that it follows)
         log(
-            f"warning: the model was not uploaded to {name} ({type(problem).__name__}: {first_line(problem)}); it is "
-            f"in {model}: hf upload {name} {model}"
+            f"warning: the model was not uploaded to {name} ({type(problem).__name__}: {first_line(problem)}); it "
+            f"is in {model}. To upload it: hf upload {name} {model}"
         )
         return
-    log(f"the model is uploaded to {name}")
+    log(f"uploaded the model to {name}")
 
 
 def _named(settings: Mapping[str, Any]) -> str:

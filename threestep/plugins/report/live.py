@@ -146,4 +146,4 @@ def answer_to(live: LivePage, path: str) -> tuple[int, str, str]:
             return (204, _PLAIN, "") if update is None else (200, "application/json", json.dumps(update))
     except ThreestepError as problem:  # the folder is gone
         return 503, _PLAIN, f"{problem}\n"
-    return 404, _PLAIN, "only / and /update are here\n"
+    return 404, _PLAIN, "this server has only / and /update\n"

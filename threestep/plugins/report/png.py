@@ -32,7 +32,7 @@ def write_pngs(folders: Sequence[str | Path], out: Path) -> Iterator[Path]:
             _drawn(chart).savefig(path, dpi=_DOTS_PER_INCH)
             yield path
     except OSError as problem:
-        raise ThreestepError(f"cannot write pictures to {out}: {problem.strerror}") from problem
+        raise ThreestepError(f"cannot write charts to {out}: {problem.strerror}") from problem
 
 
 def first_chart(folder: str | Path) -> tuple[str, bytes] | None:

@@ -64,4 +64,7 @@ def report_at_end(folder: Path, is_wanted: bool) -> None:
     try:
         log(f"report: {write_report([folder], folder / REPORT_NAME)}")
     except Exception as problem:  # noqa: BLE001 (a report must never fail its run)
-        log(f"warning: no report was written ({type(problem).__name__}: {problem}); threestep report {folder}")
+        log(
+            f"warning: no report was written ({type(problem).__name__}: {problem}); to write it: threestep report "
+            f"{folder}"
+        )

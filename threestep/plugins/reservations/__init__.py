@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
 
 PLUGIN = Plugin(
     "reservations",
-    "a checkpoint and a stop before a time limit, or before a machine's reservation ends",
+    "stops a run with a checkpoint before a time limit or the end of a machine's reservation",
     flags={EVERY_STEP: (f"{__name__}.arguments:ReservationArguments",)},
     tables={"run_courses": {"reservations": f"{__name__}.ends:open_course"}},
     hooks=Hooks(at_start=f"{__name__}.ends:check_end"),

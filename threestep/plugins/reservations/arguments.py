@@ -23,15 +23,15 @@ class ReservationArguments:
 
     stop_before: str | None = flag(
         None,
-        "Write a checkpoint and stop before the program has run this long, for example before a job's time limit:"
-        " seconds, or 90m, 1h30m, 2d.",
+        "Write a checkpoint and stop before the program has run for this long, for example before a job's time "
+        "limit; give seconds, or a duration such as 90m, 1h30m or 2d.",
         "duration",
     )
     stop_at: str | None = flag(
         None,
-        "Write a checkpoint and stop before a reservation ends, with room for the longest step so far and a "
-        "checkpoint: auto (what the scheduler set in the environment), a variable's name, a file that holds the "
-        "time, or the time (seconds since 1970, or 2026-05-01T17:30:00+02:00).",
+        "Write a checkpoint and stop before a reservation ends, leaving time for the longest step so far and for "
+        "the checkpoint: auto (use what the scheduler set in the environment), the name of a variable, a file "
+        "that holds the time, or the time itself (seconds since 1970, or 2026-05-01T17:30:00+02:00).",
         "when",
     )
 
@@ -42,7 +42,7 @@ class ReservationArguments:
                 seconds_of(self.stop_before) is not None,
                 f"--stop_before expects a duration such as 5400, 90m or 1h30m, got '{self.stop_before}'",
             )
-        mistakes.require(self.stop_at != "", "--stop_at expects auto, a variable, a file or a time, got nothing")
+        mistakes.require(self.stop_at != "", "--stop_at expects auto, a variable, a file or a time, but it is empty")
 
 
 def seconds_of(duration: str) -> float | None:

@@ -88,13 +88,13 @@ class Deadline:
             self._end, self._is_unread = end_of(self._given), False
         except ThreestepError as problem:
             if not self._is_unread:
-                log(f"warning: {problem}; what was read last holds")
+                log(f"warning: {problem}; the last value read still applies")
             self._is_unread = True
         if self._end is None:
             return None
         left = self._end - time.time()
         if left <= 0 and not self._has_passed:
-            log(f"warning: --stop_at: the end has passed {-left:.0f} seconds ago, and the run goes on without it")
+            log(f"warning: --stop_at: the end passed {-left:.0f} seconds ago; the run continues without it")
         self._has_passed = left <= 0
         return None if self._has_passed else left
 
@@ -109,8 +109,8 @@ def end_of(given: str, environment: Mapping[str, str] = os.environ) -> float:
         variable = next((name for name in VARIABLES if name in environment), None)
         if variable is None:
             raise ThreestepError(
-                f"--stop_at {AUTO} expects a scheduler's {either(VARIABLES)} in the environment, got none of them; "
-                "give the variable, file or time that tells the end, or leave --stop_at out"
+                f"--stop_at {AUTO} expects a scheduler to set {either(VARIABLES)} in the environment, but none is "
+                "set; give the variable, file or time instead, or leave --stop_at out"
             )
         given = variable
     if re.fullmatch(r"[A-Z][A-Z0-9_]*", given):
@@ -122,7 +122,7 @@ def end_of(given: str, environment: Mapping[str, str] = os.environ) -> float:
         try:
             text = Path(given).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:
-            reason = getattr(problem, "strerror", None) or "it is no text"
+            reason = getattr(problem, "strerror", None) or "it is not text"
             raise ThreestepError(
                 f"--stop_at reads {place}, which cannot be read ({reason}); write the time into it, or leave "
                 "--stop_at out"

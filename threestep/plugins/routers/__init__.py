@@ -2,11 +2,11 @@
 
 from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
 
-_LOSS = "the balancing loss of routers"
+_LOSS = "the router balancing loss"
 
 PLUGIN = Plugin(
     "routers",
-    "routers of mixtures of experts: their balancing loss, and training by a rollout's experts",
+    "mixture-of-experts routers: their balancing loss, and training with the rollout's experts",
     flags={
         EVERY_STEP: (f"{__name__}.arguments:RouterArguments",),
         "step3_ppo": (f"{__name__}.arguments:ReplayArguments",),

@@ -18,8 +18,8 @@ class RouterArguments:
 
     router_aux_loss_coef: float | None = flag(
         None,
-        "Mixtures of experts: weight of the routers' balancing loss (Fedus et al. 2021); default: the model's own; "
-        "0 adds none.",
+        "Mixtures of experts: weight of the router balancing loss (Fedus et al. 2021); default: the model's own "
+        "weight; 0 turns it off.",
         "factor >= 0",
     )
 
@@ -32,7 +32,7 @@ class ReplayArguments:
 
     replay_routers: str = flag(
         NO_REPLAY,
-        "For an actor that is a mixture of experts: record the experts that computed each token of the rollout, and "
-        "'follow' them in training, or 'compare' training's own with them.",
+        "For an actor that is a mixture of experts: record which experts computed each token in the rollout, and "
+        "'follow' these choices in training or 'compare' them with training's own.",
         choices=(NO_REPLAY, "compare", "follow"),
     )

@@ -36,12 +36,12 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     recording = [name for name in ENGINES if engine_class(name).records_experts]
     mistakes.require(
         engine.records_experts or not source_of(flags).draws,
-        f"--replay_routers {how} needs the experts of each token of a rollout, and --rollout_engine "
-        f"{ppo.rollout_engine} does not record them; give {either(recording)}",
+        f"--replay_routers {how} needs the experts of each token in a rollout, but --rollout_engine "
+        f"{ppo.rollout_engine} does not record them; use --rollout_engine {either(recording)}",
     )
     for name, given, why in (
-        (partners.flag.removeprefix("--"), partners.is_there, "draw turn by turn, and turns record no experts"),
-        ("parallel_thinking", flags.data.form is not None, "draws paths side by side, which record no experts"),
-        (f"speculate {speculate}", speculate != "0", "verifies several tokens at once, some of them wrong"),
+        (partners.flag.removeprefix("--"), partners.is_there, "generate turn by turn, and turns record no experts"),
+        ("parallel_thinking", flags.data.form is not None, "generates paths side by side, which record no experts"),
+        (f"speculate {speculate}", speculate != "0", "verifies several tokens at once, some of them rejected"),
     ):
         mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")

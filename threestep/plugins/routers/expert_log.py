@@ -63,7 +63,7 @@ def recording_way(way: DecodeWay, name: str) -> DecodeWay:
     no code of ours. ThreestepError where it decodes prompts of one length at a time."""
     if not way.padded or way.cache == NONE:
         raise ThreestepError(
-            f"--replay_routers needs prompts of different lengths in one batch, and {name} rolls out {way.words}; "
-            "leave it out, or use another --rollout_engine"
+            f"--replay_routers needs batches with prompts of different lengths, but {name} generates {way.words}; "
+            "leave --replay_routers out, or use another --rollout_engine"
         )
     return MASKED if way.fixed else way

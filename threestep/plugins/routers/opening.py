@@ -23,7 +23,7 @@ def checked_replay(
     --replay_routers. read: TokenRows -> float32 [M], in eval mode."""
     replay, own = open_replay(model, how), own_forward_of(model)
     if replay is not None:
-        assert own is not None, "it is read when it is loaded"
+        assert own is not None, "it was checked on loading"
         rows = packed_rows([[own.probes.alone[0]]], 0).to(device)
         check_replay(replay, read, rows, own.tolerance)
     return replay

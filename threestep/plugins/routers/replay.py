@@ -173,13 +173,13 @@ def open_replay(model: PreTrainedModel, how: str) -> RouterReplay | None:
     name = type(model).__name__
     if not has_routers(model):
         raise ThreestepError(
-            f"--replay_routers {how} expects a mixture of experts whose routers transformers records, and {name} has "
-            "none; leave it out"
+            f"--replay_routers {how} needs a mixture of experts whose routers transformers can record, but {name} "
+            "has none; leave --replay_routers out"
         )
     if len(layers_of(model)) != model.config.get_text_config().num_hidden_layers:
         raise ThreestepError(
-            f"--replay_routers {how} gives each layer its experts, and {name} has {len(layers_of(model))} blocks for "
-            f"{model.config.get_text_config().num_hidden_layers} layers; leave it out"
+            f"--replay_routers {how} sets the experts of each layer, but {name} has {len(layers_of(model))} blocks "
+            f"for {model.config.get_text_config().num_hidden_layers} layers; leave --replay_routers out"
         )
     replay = RouterReplay(model, follows=how == "follow")
     _seats(model, replay.follows)
@@ -200,7 +200,7 @@ def check_replay(
         free_M = read(rows)
         calls = {seat.calls - before for seat, before in zip(seats, counts, strict=True)}
         if 1 not in calls or not calls <= {0, 1}:
-            raise _not_followed(name, f"layers choose them by {max(calls)} calls of torch.topk, and not by one")
+            raise _not_followed(name, f"layers choose them with {max(calls)} calls of torch.topk instead of one")
         if any(seat.experts == seat.top_k for seat in seats):
             raise _not_followed(name, "every token goes to every expert")
         own_tLK = last()
@@ -208,14 +208,15 @@ def check_replay(
         other_tLK[..., -1] = _first_free(own_tLK)
         same_M, other_M = (read(with_experts(rows, given_tLK)) for given_tLK in (own_tLK, other_tLK))
     if not rms((same_M - free_M).double()) <= tolerance:
-        raise _not_followed(name, "its own choice, when it is given, changes its numbers")
+        raise _not_followed(name, "replaying its own choice changes its log-probabilities")
     if torch.equal(other_M, free_M):
-        raise _not_followed(name, "another choice does not change its numbers")
+        raise _not_followed(name, "a different choice does not change its log-probabilities")
 
 
 def _not_followed(name: str, reason: str) -> ThreestepError:
     return ThreestepError(
-        f"--replay_routers: {name} does not follow experts that are given: {reason}; leave it out, or use another model"
+        f"--replay_routers: {name} does not follow the experts it is given: {reason}; leave --replay_routers out, "
+        "or use another model"
     )
 
 

@@ -99,28 +99,30 @@ def balance_of(model: PreTrainedModel, coefficient: float | None) -> Balance | N
     if not has_routers(model):
         if coefficient:
             raise ThreestepError(
-                f"--router_aux_loss_coef expects a mixture of experts whose routers transformers records, and {name} "
-                "has none; leave it out"
+                "--router_aux_loss_coef needs a mixture of experts whose routers transformers can record, but "
+                f"{name} has none; leave --router_aux_loss_coef out"
             )
         return None
     config = model.config.get_text_config()
     is_own_kind = config.model_type in _PRODUCT_KEYS
     if coefficient and is_own_kind:
         raise ThreestepError(
-            f"--router_aux_loss_coef balances routers with one logit an expert, and {name} routes by product keys; "
-            "leave it out or give it 0"
+            f"--router_aux_loss_coef balances routers that have one logit per expert, but {name} routes by product "
+            "keys; leave --router_aux_loss_coef out, or set it to 0"
         )
-    without = "routers are trained without a balancing loss"
+    without = "the routers are trained without a balancing loss"
     if coefficient is not None:
         said = f"router loss {coefficient:g} (--router_aux_loss_coef)" if coefficient else f"{without}, as asked"
         return Balance(coefficient, experts_per_token(model) if coefficient else 0, said)
     if is_own_kind:
-        return Balance(0.0, 0, f"{without}: {name} routes by product keys, whose loss is not built here")
+        return Balance(0.0, 0, f"{without}: {name} routes by product keys, for which Threestep has no balancing loss")
     own = _named(config, _COEFFICIENTS) if hasattr(sys.modules[type(model).__module__], _OWN_LOSS) else None
     if own is None:
-        return Balance(0.0, 0, f"{without}: the family has no coefficient; --router_aux_loss_coef sets one")
+        return Balance(
+            0.0, 0, f"{without}: this model family defines no coefficient; set one with --router_aux_loss_coef"
+        )
     if not own:
-        return Balance(0.0, 0, f"{without}: the model's own coefficient is 0; --router_aux_loss_coef sets another")
+        return Balance(0.0, 0, f"{without}: the model's own coefficient is 0; set another with --router_aux_loss_coef")
     return Balance(float(own), experts_per_token(model), f"router loss {own:g} (the model's own)")
 
 
@@ -142,8 +144,8 @@ def experts_per_token(model: PreTrainedModel) -> int:
     found = _named(model.config.get_text_config(), _TOP_K)
     if not isinstance(found, int):
         raise ThreestepError(
-            f"{type(model).__name__} does not say in its configuration how many experts a token goes to "
-            f"({' or '.join(_TOP_K)}), which its balancing loss needs; give --router_aux_loss_coef 0"
+            f"{type(model).__name__}: its configuration does not give the number of experts per token "
+            f"({' or '.join(_TOP_K)}), which the balancing loss needs; give --router_aux_loss_coef 0"
         )
     return found
 

@@ -103,7 +103,7 @@ def open_drawing(run: EvaluatedRun, held_out: HeldOutRows) -> GreedyDrawing | No
     """Open the sampler of the model in training; None, with the reason logged, if it draws no responses."""
     reason = _why_not_drawn(run)
     if reason is not None:
-        log(f"samples show the loss of each row and draw no responses: {reason}", run.model.engine.ranks.is_main)
+        log(f"samples show the loss of each row, but no generated responses: {reason}", run.model.engine.ranks.is_main)
         return None
     longest = run.settings["max_seq_len"]
     first, *more = stop_tokens(run.model.model) or [-1]
@@ -121,13 +121,13 @@ def open_drawing(run: EvaluatedRun, held_out: HeldOutRows) -> GreedyDrawing | No
 
 def _why_not_drawn(run: EvaluatedRun) -> str | None:
     if run.settings["loss_on"] == "conversation":
-        return "with --loss_on conversation a row has no prompt apart from its response"
+        return "with --loss_on conversation, a row has no prompt separate from its response"
     if run.model.is_sharded:
-        return "under --zero_stage 3 no rank has whole weights, and to gather them may not fit into memory"
+        return "under --zero_stage 3 no rank holds the full weights, and gathering them may not fit in memory"
     measured = own_forward_of(run.model.model)
     name = type(run.model.model).__name__
     if measured is None:
-        return f"{name} was not read when it was loaded"
+        return f"{name} was not checked on loading"
     with run.model.lent() as model:
         reason = why_not_decoded(model, measured, WAYS[0])
     return None if reason is None else f"{name} cannot be decoded {WAYS[0].words}: {reason}"

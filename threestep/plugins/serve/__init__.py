@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "serve",
-    "finished models for programs, over HTTP",
+    "serves finished models over HTTP",
     needs=("evaluation", "ragged", "serving"),
     commands={
         "serve": Command(f"{__name__}.serve", "serve a model through the OpenAI API"),

@@ -58,8 +58,8 @@ class ServeArguments(ServedModelFlags):
     served_name: str | None = flag_of(EndpointArguments)
     engine: str = flag(
         AUTO,
-        f"{_OWN_SERVERS}{OURS} (Threestep's own loop), or {AUTO}: the first one, if it is installed and prompts the "
-        "model as it was trained.",
+        f"Engine that serves the model: {_OWN_SERVERS}{OURS} (Threestep's own loop), or {AUTO}: the first of "
+        "these, if it is installed and prompts the model as in training.",
         choices=(AUTO, OURS, *WITH_SERVERS),
     )
     port: int = flag_of(EndpointArguments)
@@ -68,18 +68,24 @@ class ServeArguments(ServedModelFlags):
     max_waiting: int = flag_of(EndpointArguments)
     max_body_mb: int = flag_of(EndpointArguments)
     grace_seconds: float = flag(
-        20.0, "Time to finish responses in progress when the server is told to stop.", "seconds >= 0"
+        20.0, "Time to finish responses in progress after the server is told to stop.", "seconds >= 0"
     )
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
     end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
     max_new_tokens: int = flag_of(
-        SamplingArguments, "Maximum length of a response, for requests that set none.", topic="rollout"
+        SamplingArguments, "Maximum response length for requests that set none.", topic="rollout"
     )
     temperature: float = flag_of(SamplingArguments, "Temperature for requests that set none.", topic="rollout")
-    top_k: int = flag_of(SamplingArguments, "top_k for requests that set none; 0 draws from all.", topic="rollout")
-    top_p: float = flag_of(SamplingArguments, "top_p for requests that set none; 1 draws from all.", topic="rollout")
-    min_p: float = flag_of(SamplingArguments, "min_p for requests that set none; 0 draws from all.", topic="rollout")
+    top_k: int = flag_of(
+        SamplingArguments, "top_k for requests that set none; 0 samples from all tokens.", topic="rollout"
+    )
+    top_p: float = flag_of(
+        SamplingArguments, "top_p for requests that set none; 1 samples from all tokens.", topic="rollout"
+    )
+    min_p: float = flag_of(
+        SamplingArguments, "min_p for requests that set none; 0 samples from all tokens.", topic="rollout"
+    )
     dtype: str | None = flag_of(SamplingArguments)
 
     @property
@@ -137,7 +143,7 @@ def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
     opened = open_model(flags.model_name_or_path, flags.sampling, flags.text)
     reason = why_not_alike(opened)
     if reason is not None and flags.engine != AUTO:
-        raise ThreestepError(f"--engine {name} cannot serve '{flags.model_name_or_path}': {reason}; give --engine ours")
+        raise ThreestepError(f"--engine {name} cannot serve '{flags.model_name_or_path}': {reason}; use --engine ours")
     if reason is not None:
         note(f"serving with Threestep's own loop, not {name}: {reason}")
     return (name, opened) if reason is None else None
@@ -146,9 +152,9 @@ def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
 def announce(name: str, port: int, key: str, is_new: bool) -> None:
     """Print the address, a new key, which is not shown again, and a command line that asks."""
     question = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is 2 + 3?"}]})
-    print(f"'{name}' at http://{ADDRESS}:{port}/v1 (Ctrl-C stops it)")
-    print(f"key: {key}" if is_new else "key: the one you gave")
-    print(f"model id: {name}; example request, with the key in {KEY_VARIABLE}:")
+    print(f"serving '{name}' at http://{ADDRESS}:{port}/v1 (Ctrl-C stops it)")
+    print(f"key: {key}" if is_new else "key: the one you provided")
+    print(f"model id: {name}; example request with the key in {KEY_VARIABLE}:")
     print(f'curl http://{ADDRESS}:{port}/v1/chat/completions -H "Authorization: Bearer ${KEY_VARIABLE}" \\')
     print(f"    -H 'Content-Type: application/json' -d {shlex.quote(question)}", flush=True)
 
@@ -158,7 +164,7 @@ def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key
     from threestep.plugins.serve.endpoint.own_server import run_server, template_of
 
     template = template_of(opened)
-    assert template is not None, "`why_not_alike` has looked"
+    assert template is not None, "`why_not_alike` has already checked"
     free = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     defaults = {name: own for name, value in free.items() if (own := getattr(flags, name)) != value}
 

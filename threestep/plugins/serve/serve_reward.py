@@ -39,7 +39,7 @@ class ServeRewardArguments(ServedModelFlags):
     topic: ClassVar[str] = "task"
 
     model_name_or_path: str = flag_of(
-        ModelArguments, "A reward model's folder or hub name (required); may come first, without the flag."
+        ModelArguments, "Folder or hub name of a reward model (required); may come first, without the flag."
     )
     served_name: str | None = flag_of(EndpointArguments)
     host: str = flag_of(EndpointArguments)
@@ -78,11 +78,11 @@ def main(argv: Sequence[str]) -> None:
     def announce() -> None:
         if flags.host != ADDRESS:
             note(
-                f"warning: --host {flags.host} is reachable from other machines, and HTTP does not encrypt the key "
-                "or the texts"
+                f"warning: --host {flags.host} can be reached from other machines, and HTTP does not encrypt the "
+                "key or the texts"
             )
-        print(f"'{flags.name}' at {address} (Ctrl-C stops it)")
-        print(f"key: {key}" if is_new else "key: the one you gave")
+        print(f"serving '{flags.name}' at {address} (Ctrl-C stops it)")
+        print(f"key: {key}" if is_new else "key: the one you provided")
         print(f"{KEY_VARIABLE}=... threestep ppo --reward http:{address} ...", flush=True)
 
     serve_until_asked(server, announce, finish=lambda: None)

@@ -6,4 +6,4 @@ Knows nothing of what is served.
 
 from training.utils.plugins.plugin import Plugin
 
-PLUGIN = Plugin("serving", "servers and requests over HTTP, for other plugins")
+PLUGIN = Plugin("serving", "HTTP servers and requests, for other plugins")

@@ -65,9 +65,9 @@ class Door:
             given.setdefault(name.lower(), []).append(value)
         hosts = given.get("host", [])
         if len(hosts) != 1 or _name_of(hosts[0]) not in _NAMES:
-            return Refusal(403, f"this page is served to {ADDRESS} alone\n")
+            return Refusal(403, f"this page is only served to {ADDRESS}\n")
         if any(origin != f"http://{hosts[0]}" for origin in given.get("origin", [])):
-            return Refusal(403, "this page answers no other site\n")
+            return Refusal(403, "this page does not answer requests from other sites\n")
         try:
             parts = urlsplit(target)
             query = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=_LONGEST_QUERY_FIELDS)
@@ -77,12 +77,12 @@ class Door:
             return self._without_token(method, parts.path, dict(query))
         if any(self._is_token(value) for value in self._cookies(given.get("cookie", []))):
             return None
-        return Refusal(403, "this page needs its token: open the address that the program printed when it started\n")
+        return Refusal(403, "this page needs its token; open the address that the program printed when it started\n")
 
     def _without_token(self, method: str, path: str, query: Mapping[str, str]) -> Refusal:
         """Send the browser to the same address without the token, which it has as a cookie from then on."""
         if method not in ("GET", "HEAD"):
-            return Refusal(403, "the token belongs into the address of the page\n")
+            return Refusal(403, "the token belongs in the page's address\n")
         rest = urlencode({name: value for name, value in query.items() if name != "token"})
         place = "/" + path.lstrip("/\\") + (f"?{rest}" if rest else "")  # `//host/` would lead elsewhere
         # Lax, not Strict: the address may be opened from a terminal that is itself a web page.

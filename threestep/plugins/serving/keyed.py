@@ -85,7 +85,7 @@ class KeyedHandler(BoundedHandler):
 
     def stranger(self) -> RefusedRequest:
         """Return the answer to a request without the key."""
-        sentence = f"this server expects the key that it printed when it started, as '{self.key_form}'"
+        sentence = f"this server needs the key that it printed when it started, sent as '{self.key_form}'"
         return RefusedRequest(sentence, 401, code="invalid_api_key")
 
     def do_GET(self) -> None:
@@ -109,7 +109,7 @@ class KeyedHandler(BoundedHandler):
                 raise self.stranger()
             if not self.server.let_in(self.connection):
                 self.close_connection = True
-                raise RefusedRequest("this server answers as many as it can; ask again later", 503)
+                raise RefusedRequest("this server is at its request limit; try again later", 503)
             answer()
         except RefusedRequest as refusal:
             self.send(refusal.status, refusal.body)
@@ -128,10 +128,10 @@ class KeyedHandler(BoundedHandler):
         """Return the body of the request."""
         given, most = self.headers.get_all("Content-Length", []), self.server.most_bytes
         if len(given) != 1 or not _LENGTH.fullmatch(given[0]) or "Transfer-Encoding" in self.headers:
-            raise RefusedRequest("a request expects Content-Length and a body of that length", 411)
+            raise RefusedRequest("a request needs Content-Length and a body of that length", 411)
         length = int(given[0])
         if length > most:
-            raise RefusedRequest(f"the body expects at most {most:,} bytes, got {length:,}", 413)
+            raise RefusedRequest(f"the body may have at most {most:,} bytes, got {length:,}", 413)
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(100)
             self.end_headers()
@@ -183,4 +183,4 @@ def parsed(body: bytes) -> Any:
     try:
         return parse_json(body, _MOST_LEVELS)
     except ValueError as problem:
-        raise RefusedRequest(f"the body expects JSON: {str(problem):.200}") from problem
+        raise RefusedRequest(f"the body must be JSON: {str(problem):.200}") from problem

@@ -20,12 +20,14 @@ def given_key(file: str | None, variable: str, flag: str) -> str | None:
             key = Path(file).expanduser().read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as problem:
             reason = getattr(problem, "strerror", None) or "it is not text"
-            raise ThreestepError(f"{where} expects a file with a key, got: {reason}; give another path") from problem
+            raise ThreestepError(
+                f"{where} must be a file with a key, but it cannot be read: {reason}; give another path"
+            ) from problem
     elif variable in os.environ:
         where, key = variable, os.environ[variable].strip()
     else:
         return None
     if not key or not all("!" <= character <= "~" for character in key):
-        raise ThreestepError(f"{where} expects a key of printable ASCII characters without spaces; write another one")
+        raise ThreestepError(f"{where}: the key must be printable ASCII characters without spaces; write another one")
     hide_secret(key)
     return key

@@ -27,13 +27,15 @@ def listening(port: int, address: str = ADDRESS) -> socket.socket:
 def check_port(flag: str, port: int, address: str = ADDRESS) -> None:
     """ThreestepError where nothing can listen on `port`, the value of `flag`, at `address`, that of --host."""
     if not address.strip():  # the system takes it for all addresses
-        raise ThreestepError(f"--host expects an address, got '{address}'; give {ADDRESS}, or 0.0.0.0 for all")
+        raise ThreestepError(
+            f"--host expects an address, got '{address}'; give {ADDRESS}, or 0.0.0.0 for all interfaces"
+        )
     try:
         listening(port, address).close()
     except OSError as problem:
         if isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL:
             raise ThreestepError(
-                f"--host {address}: this machine has no such address; give one of its own"
+                f"--host {address}: this machine has no such address; give one that it has"
             ) from problem
         raise port_refused(flag, port, problem) from problem
 

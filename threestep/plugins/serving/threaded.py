@@ -150,7 +150,7 @@ class _Head(io.BufferedReader):
         line = super().readline(self.left if size is None or size < 0 else min(size, self.left))
         self.left -= len(line)
         if not self.left:
-            raise ConnectionError("the request has a long head")
+            raise ConnectionError("the request has a long header")
         return line
 
 

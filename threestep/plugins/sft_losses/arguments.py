@@ -16,13 +16,13 @@ class RegularizerArguments:
 
     neftune_alpha: float = flag(
         0.0,
-        "NEFTune: add uniform noise of size alpha / sqrt(length x width) to the input embeddings in training; 0 "
-        "adds none, the paper tries 5, 10 and 15 (Jain et al. 2023).",
+        "NEFTune: add uniform noise of size alpha / sqrt(length x width) to the input embeddings during training; "
+        "0 adds none, and the paper uses 5, 10 and 15 (Jain et al. 2023).",
         "number >= 0",
     )
     z_loss_coef: float = flag(
         0.0,
-        "Weight of the z-loss, which keeps the logits' normalizer near 1; 0 leaves it out, PaLM uses 1e-4 "
+        "Weight of the z-loss, which keeps the logits' normalizer near 1; 0 turns it off, and PaLM uses 1e-4 "
         "(Chowdhery et al. 2022).",
         "factor >= 0",
     )

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Plugin
 
 PLUGIN = Plugin(
     "speculation",
-    "tokens guessed ahead and verified together while responses are drawn",
+    "guesses tokens ahead and verifies them together while generating responses",
     flags={"step3_ppo": (f"{__name__}.arguments:SpeculationArguments",)},
     tables={
         "decode_loops": {"speculate": f"{__name__}.loop:asked_speculation"},

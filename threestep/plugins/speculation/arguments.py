@@ -19,14 +19,15 @@ class SpeculationArguments:
 
     speculate: str = flag(
         "0",
-        "With --rollout_engine hf: guess so many tokens ahead and verify them in one forward, or auto: one token, "
-        "wherever that is faster. The responses stay the same. 0 guesses none.",
+        "With --rollout_engine hf: guess this many tokens ahead and verify them in one forward; auto guesses one "
+        "token wherever that is faster, 0 guesses none. The responses do not change.",
         "tokens",
     )
     speculate_by: str | None = flag(
         None,
-        "What --speculate guesses by: head, that of --mtp_num_layers; ngram, what followed the last tokens where they "
-        "were in the prompt or its responses before, which needs no head; auto: the head where there is one.",
+        "How --speculate guesses: head uses the --mtp_num_layers head; ngram looks for the last tokens earlier in "
+        "the prompt or its responses and proposes what followed, without a head; auto uses the head if there is "
+        "one.",
         choices=GUESSERS,
         takes_auto=True,
     )

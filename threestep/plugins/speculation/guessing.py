@@ -62,20 +62,25 @@ class Guessing(DecodeLoop):
         which `auto` switches off instead."""
         reason = self._why_not(model, own, way)
         if reason is None:
-            fixed = f"warning: {self._how.flag} draws without captured graphs, which is slower for each forward"
+            fixed = f"warning: {self._how.flag} generates without CUDA graphs, which makes each forward slower"
             return [fixed] if way.fixed else []
         name = type(model).__name__
         if not self._how.is_auto:
             raise ThreestepError(
-                f"{self._how.flag} verifies several tokens at once, which {name} cannot: {reason}; use another model, "
-                "or leave --speculate out"
+                f"{self._how.flag} verifies several tokens at once, but {name} cannot do this: {reason}; use "
+                "another model, or leave --speculate out"
             )
         self._is_off = True
-        return [f"warning: {self._how.flag} is switched off: {name} cannot verify several tokens at once: {reason}"]
+        return [
+            (
+                f"warning: {self._how.flag} is switched off, because {name} cannot verify several tokens at once: "
+                f"{reason}"
+            )
+        ]
 
     def _why_not(self, model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
         if not way.masks_are_ours:
-            return "the family makes its masks itself"
+            return "the model family builds its own attention masks"
         reason = why_not_verified(model, own, self._how.guesses)
         if reason is not None:
             return reason
@@ -86,7 +91,7 @@ class Guessing(DecodeLoop):
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:  # noqa: BLE001 - each family fails in its own way
-            part = "its head fails" if self._borrow_head is not None else "a rollout by guesses fails"
+            part = "its head fails" if self._borrow_head is not None else "a rollout with guesses fails"
             return f"{part} ({type(problem).__name__}: {first_line(problem)})"
         self._counts = GuessCounts()
         return None
@@ -120,12 +125,12 @@ class Guessing(DecodeLoop):
 
     def _verdict(self, speedup: float) -> str:
         share = self._known.accepted / max(1, self._known.guesses)
-        measured = f"{speedup:.2f} times the speed of rollouts without it, and {share:.0%} of its guesses are right"
+        measured = f"{speedup:.2f} times the speed of rollouts without it, with {share:.0%} of its guesses correct"
         if speedup >= 1.0:
-            return f"{self._how.flag} pays: {measured}"
+            return f"{self._how.flag} pays off: {measured}"
         if self._how.is_auto:
-            return f"{self._how.flag} is switched off until it pays: {measured}"
-        return f"warning: {self._how.flag} does not pay: {measured} (auto switches it off where it does not)"
+            return f"{self._how.flag} is switched off until it pays off: {measured}"
+        return f"warning: {self._how.flag} does not pay off: {measured} (auto would switch it off)"
 
     def state_dict(self) -> dict[str, Any]:
         """The state that decides which rollouts guess, and among which tokens: others would round otherwise; and the

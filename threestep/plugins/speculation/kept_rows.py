@@ -57,7 +57,7 @@ class KeptRows:
         states_BPH = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         windows = windows_of(self._trunk.config, self._cache)
         if any(window is not None for window in windows.values()):
-            raise ValueError("its layers see the last tokens alone, by the order in which they were given")
+            raise ValueError("its layers see only the most recent tokens, in the order in which they were given")
         self._kinds, self._given = list(windows), 0
         self._next_A = position_ids_BP[:, -1] + 1
         seen_BL = torch.nn.functional.pad(self._seen_BP, (0, self._most_columns - self._columns), value=True)

@@ -50,12 +50,14 @@ def check_asked(how: Speculation, flags: Any, mistakes: Mistakes, otherwise: str
     """Note what guesses do not go with. flags: step 3's. otherwise: by what else they could go than a head."""
     mistakes.require(
         flags.guests.lends_guesser or how.by != BY_HEAD,
-        f"{how.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1"
-        f"{otherwise} or leave {how.name} out",
+        f"{how.flag} guesses with a multi-token-prediction head, but there is none; give --mtp_num_layers "
+        f"1{otherwise} or leave {how.name} out",
     )
     form, source = flags.data.form, source_of(flags)
     for flag, given, why in (
         (form and form.flag, form, form and form.draws),
         (f"--{source.name}", not source.draws, "draws nothing"),
     ):
-        mistakes.require(not given, f"{how.flag} draws several tokens at once, and {flag} {why}; leave one of them out")
+        mistakes.require(
+            not given, f"{how.flag} generates several tokens at once, but {flag} {why}; leave one of them out"
+        )

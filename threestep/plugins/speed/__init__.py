@@ -7,7 +7,7 @@ _ONE_MODEL = (f"{__name__}.arguments:SpeedArguments", f"{__name__}.arguments:Com
 
 PLUGIN = Plugin(
     "speed",
-    "models that compute faster or keep less, with the same results",
+    "models that compute faster or use less memory, with the same results",
     flags={
         EVERY_STEP: (f"{__name__}.arguments:ProductsArguments",),
         **dict.fromkeys(("step1_sft", "step2_reward", "step2_dpo"), _ONE_MODEL),

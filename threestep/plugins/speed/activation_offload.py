@@ -29,7 +29,7 @@ def check_offloads(is_cuda: bool) -> None:
     """ThreestepError on a CPU."""
     if not is_cuda:
         raise ThreestepError(
-            f"{FLAG} moves layer inputs from a GPU's memory to the host's, and on a CPU they are there; leave it out"
+            f"{FLAG} moves layer inputs from GPU memory to host memory, which does nothing on a CPU; leave it out"
         )
 
 
@@ -42,7 +42,7 @@ def offload_inputs(model: nn.Module) -> None:
         recompute: Any = layer._gradient_checkpointing_func
         if not isinstance(recompute, OffloadedInput):
             layer._gradient_checkpointing_func = OffloadedInput(recompute)
-    log_on_main(f"{type(model).__name__}: inputs of {len(layers)} layers are kept in host memory for the backward")
+    log_on_main(f"{type(model).__name__}: inputs of {len(layers)} layers are kept in host memory for the backward pass")
 
 
 class OffloadedInput:

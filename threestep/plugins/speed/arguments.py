@@ -17,19 +17,19 @@ class SpeedArguments:
     topic: ClassVar[str] = "memory"
 
     activation_offload: bool = flag(
-        False, "With recomputation: keep the layers' inputs in the host's memory until the backward. On a GPU alone."
+        False, "With gradient checkpointing: keep the layers' inputs in host memory until the backward pass. GPUs only."
     )
     mlp_tiles: int = flag(
         1,
-        "Compute MLPs in so many tiles along the row, each again in the backward: an MLP keeps its input alone. For "
-        "rows of some 64,000 tokens a rank and more; for mixtures of experts, without their balancing loss "
-        "(docs/reference/long_context.md).",
+        "Compute MLPs in this many tiles along the row and recompute each tile in the backward pass, so that only "
+        "an MLP's input is stored. For rows of about 64,000 tokens per rank or more; for mixtures of experts, "
+        "without their balancing loss (docs/reference/long_context.md).",
         "tiles >= 1",
     )
     use_liger_kernel: bool | None = flag(
         None,
-        "Fused norms, gates and rotations of Liger Kernel, on CUDA. auto: where it is installed and gives the model's "
-        "own numbers (threestep/plugins/speed/README.md).",
+        "Use Liger Kernel's fused norms, gates and rotations on CUDA. auto: where it is installed and reproduces "
+        "the model's own numbers (threestep/plugins/speed/README.md).",
         takes_auto=True,
     )
 
@@ -47,8 +47,8 @@ class ProductsArguments:
 
     cpu_products: str | None = flag(
         None,
-        f"CPU: the library of float32 matrix products, {TORCH} (PyTorch's choice) or {ONEDNN}; auto: {ONEDNN} on an "
-        "AMD processor with AVX-512, where it takes half of the time. Their sums differ by rounding.",
+        f"CPU: library for float32 matrix products, {TORCH} (PyTorch's choice) or {ONEDNN}; auto uses {ONEDNN} on "
+        "AMD processors with AVX-512, where it takes half the time. Their results differ by rounding.",
         choices=(TORCH, ONEDNN),
         may_change=True,
         takes_auto=True,
@@ -63,8 +63,8 @@ class CompilingArguments:
 
     torch_compile: bool = flag(
         False,
-        "Compile the model's blocks with torch.compile (needs a C++ compiler on a CPU). The first steps then take"
-        " half a minute to minutes longer: for long runs.",
+        "Compile the model's blocks with torch.compile (needs a C++ compiler on a CPU). The first steps then take "
+        "between half a minute and several minutes longer, so use it for long runs.",
     )
 
 
@@ -74,16 +74,17 @@ class PpoSpeedArguments(SpeedArguments):
 
     activation_offload: bool = flag_of(
         SpeedArguments,
-        "With recomputation of actor or critic: keep their layers' inputs in the host's memory until the backward. On "
-        "a GPU alone.",
+        "With gradient checkpointing of the actor or critic: keep their layers' inputs in host memory until the "
+        "backward pass. GPUs only.",
     )
     mlp_tiles: int = flag_of(
-        SpeedArguments, "Compute the MLPs of all four models in so many tiles along the row, as step 1's --mlp_tiles."
+        SpeedArguments,
+        "Compute the MLPs of all four models in this many tiles along the row, like --mlp_tiles in step 1.",
     )
     use_liger_kernel: bool | None = flag_of(
         SpeedArguments,
-        "Fused norms, gates and rotations of Liger Kernel in all four models, on CUDA. auto: none, as a step of step 3 "
-        "has not been faster by them (threestep/plugins/speed/README.md).",
+        "Use Liger Kernel's fused norms, gates and rotations in all four models on CUDA. auto turns them off, "
+        "because they have not made a step 3 faster (threestep/plugins/speed/README.md).",
     )
 
     @property

@@ -19,13 +19,14 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     settings = flags.settings
     mistakes.require(
         not own.activation_offload or any(settings.get(name) for name in _RECOMPUTES),
-        "--activation_offload keeps on the host what recomputation keeps of a layer; give --gradient_checkpointing (in "
-        "step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
+        "--activation_offload moves what gradient checkpointing stores of each layer to the host; add "
+        "--gradient_checkpointing (in step 3, --actor_gradient_checkpointing or --critic_gradient_checkpointing), "
+        "or leave --activation_offload out",
     )
     mistakes.require(
         own.mlp_tiles == 1 or not compiles,
-        f"--mlp_tiles {own.mlp_tiles} and --torch_compile change one forward in two ways that were never compared; "
-        "leave one of them out",
+        f"--mlp_tiles {own.mlp_tiles} and --torch_compile change the same forward in two ways that were never "
+        "tested together; leave one of them out",
     )
     mistakes.require(
         not (own.use_liger_kernel and compiles),
@@ -34,14 +35,14 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     replayed = settings.get("replay_routers", "none")
     mistakes.require(
         own.mlp_tiles == 1 or replayed == "none",
-        f"--mlp_tiles {own.mlp_tiles} computes routers tile by tile, and --replay_routers {replayed} replays those of "
-        "whole rows; leave one of the two out",
+        f"--mlp_tiles {own.mlp_tiles} computes routers tile by tile, but --replay_routers {replayed} replays them "
+        "for whole rows; leave one of them out",
     )
     rounding = next((name for name in ("load_in_4bit", "load_in_8bit") if settings.get(name)), None)
     mistakes.require(
         rounding is None or not compiles,
-        f"--{rounding} cannot go with --torch_compile, which compiles the layers that it replaces; leave one of the "
-        "two out",
+        f"--{rounding} does not work with --torch_compile, which compiles the layers that it replaces; leave one "
+        "of them out",
     )
 
 

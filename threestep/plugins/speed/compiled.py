@@ -58,8 +58,8 @@ class _Fallback:
         if not self.reached:
             self.reached = True
             log_on_main(
-                f"warning: {self.name} runs uncompiled from here on: more than {self.limit} kinds of rows or blocks "
-                "were to be compiled; leave --torch_compile out"
+                f"warning: {self.name} runs uncompiled from here on, because it would need more than {self.limit} "
+                "compiled variants of rows or blocks; leave --torch_compile out"
             )
 
 
@@ -93,8 +93,10 @@ def check_compiler() -> None:
         torch.compile(lambda numbers: numbers + 1)(torch.zeros(8, device=device))
     except Exception as problem:  # noqa: BLE001 - torch wraps a missing compiler in its backend's error
         reason = getattr(problem, "inner_exception", problem)  # of torch._dynamo's BackendCompilerFailed
-        needed = "Triton and a C compiler" if device == "cuda" else "a C++ compiler, such as g++ (CXX may name one)"
+        needed = (
+            "Triton and a C compiler" if device == "cuda" else ("a C++ compiler, such as g++ (set CXX to choose one)")
+        )
         raise ThreestepError(
-            f"--torch_compile needs {needed}, and compiling one addition failed here: {first_line(reason)}; install "
-            "it or leave --torch_compile out"
+            f"--torch_compile needs {needed}, but compiling a test addition failed: {first_line(reason)}; install "
+            "it, or leave --torch_compile out"
         ) from problem

@@ -39,9 +39,9 @@ def backend(settings: Mapping[str, Any], device: torch.device, began_with: Calla
         begun = began_with("cpu_products") or TORCH
     found = products_of_all(wanted, device, begun)
     if begun not in (None, found):
-        choice = AutoChoice("cpu_products", found, f"{begun}, as the run began, cannot be had here")
+        choice = AutoChoice("cpu_products", found, f"{begun}, which the run began with, is not available here")
         log_on_main(sentence([choice]))
-    words = "" if found == TORCH else f"float32 products by {found} (--cpu_products {TORCH} turns that off)"
+    words = "" if found == TORCH else f"float32 products use {found} (--cpu_products {TORCH} turns this off)"
     return Backend(partial(float32_products, found), {"cpu_products": found} if device.type == "cpu" else {}, words)
 
 
@@ -54,7 +54,7 @@ def chosen_products(wanted: str | None, device: torch.device, begun: str | None 
         return TORCH
     reason = _why_not()
     if reason is not None and wanted == ONEDNN:
-        raise ThreestepError(f"--cpu_products {ONEDNN} cannot be had: {reason}; leave it out, or give {TORCH}")
+        raise ThreestepError(f"--cpu_products {ONEDNN} is not available: {reason}; leave it out, or give {TORCH}")
     return TORCH if reason is not None else ONEDNN
 
 
@@ -152,7 +152,7 @@ def _why_not() -> str | None:
         try:
             found = [_product(left, right), _product(*turned), _product(left, right, bias) - bias]
         except (AttributeError, RuntimeError, TypeError) as problem:  # PyTorch without oneDNN, or with another one
-            return f"this PyTorch has no such product ({type(problem).__name__}: {first_line(problem)})"
+            return f"this PyTorch has no such operation ({type(problem).__name__}: {first_line(problem)})"
         if not all(bool(((each.double() - exact).abs() <= 2 * most).all()) for each in found):
-            return "its products are wrong here"
+            return "its results are wrong on this machine"
     return None

@@ -67,8 +67,8 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
     own = own_forward_of(model)
     if own is None:
         raise ThreestepError(
-            f"--mlp_tiles {tiles} compares {type(model).__name__} with its own numbers, and it was not measured when "
-            "it was loaded; give a folder, or leave --mlp_tiles out"
+            f"--mlp_tiles {tiles} compares {type(model).__name__} with its own untiled numbers, but these were not "
+            "measured on loading; give a model folder, or leave --mlp_tiles out"
         )
     found = mlps_of(model, tiles, lambda: current_difference(model, own))
     for layer, mlps in found.items():
@@ -80,11 +80,12 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
     difference = current_difference(model, own)
     if not difference <= own.tolerance:
         raise ThreestepError(
-            f"--mlp_tiles {tiles}: {type(model).__name__} computes something else in tiles: its log-probabilities or "
-            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); leave --mlp_tiles out"
+            f"--mlp_tiles {tiles}: {type(model).__name__} computes something different in tiles: its "
+            f"log-probabilities or scores change by {difference:.2g} (rounding explains {own.tolerance:.2g}); "
+            "leave --mlp_tiles out"
         )
     log_on_main(
-        f"{type(model).__name__}: {sum(map(len, found.values()))} MLPs are computed in {tiles} tiles along the row"
+        f"{type(model).__name__}: computing {sum(map(len, found.values()))} MLPs in {tiles} tiles along the row"
     )
 
 
@@ -98,8 +99,8 @@ def refuse_noise(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(vars(part).get("forward"), TiledMlp) and getattr(part, "jitter_noise", False):
             raise ThreestepError(
-                f"--mlp_tiles: {type(part).__name__} multiplies its input by noise in place, which a tile shares with "
-                "the others; give --dropout 0, or leave --mlp_tiles out"
+                f"--mlp_tiles: {type(part).__name__} multiplies its input by noise in place, and tiles share that "
+                "input; give --dropout 0, or leave --mlp_tiles out"
             )
 
 
@@ -128,8 +129,9 @@ def mlps_of(model: PreTrainedModel, tiles: int, read: Callable[[], Any]) -> dict
     without = next((layer for layer, mlps in found.items() if not mlps), model if not layers else None)
     if without is not None:
         raise ThreestepError(
-            f"--mlp_tiles {tiles}: {type(without).__name__} of {type(model).__name__} calls no part of its own with "
-            "the states of its tokens alone that returns as many, as an MLP does; leave --mlp_tiles out"
+            f"--mlp_tiles {tiles}: no submodule of {type(without).__name__} in {type(model).__name__} takes the "
+            "hidden states of its tokens and returns the same number of them, as an MLP does; leave --mlp_tiles "
+            "out"
         )
     return found
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.utils.models.own_forward import OwnForward
 
 # Of a dry run's seconds.
-_UNTIMED = "what --mlp_tiles computes again and what --activation_offload copies"
+_UNTIMED = "recomputation by --mlp_tiles and copies by --activation_offload"
 
 
 def preparers(added: AddedFlags, role: str) -> Iterator[ModelPreparer]:

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "tinker",
-    "training loops of others, by the Tinker API",
+    "LoRA training served to external training loops through the Tinker API",
     needs=("evaluation", "lora", "ragged", "serve", "serving"),
     commands={
         "serve training": Command(__name__, "serve LoRA training through the Tinker API", earlier="serve-training")

@@ -46,37 +46,40 @@ class ServeTrainingArguments:
         ModelArguments, "A model folder or hub name (required); may come first, without the flag."
     )
     output_dir: str = flag_of(
-        RunArguments, "Folder of the clients' state, checkpoints and answers.", default="runs/serve_training"
+        RunArguments, "Folder for the clients' state, checkpoints and answers.", default="runs/serve_training"
     )
     served_name: str | None = flag_of(
-        EndpointArguments, "Name by which clients ask for the base; default: as it was given."
+        EndpointArguments, "Name that clients use for the base model; default: the name or path you gave."
     )
     host: str = flag_of(EndpointArguments)
-    port: int = flag_of(EndpointArguments, "Port on --host; 0 takes a free one.", default=8002)
+    port: int = flag_of(EndpointArguments, "Port on --host; 0 picks a free one.", default=8002)
     api_key_file: str | None = flag_of(
         EndpointArguments,
-        f"File with the key that requests must have, which begins with {KEY_BEGINNING}; default: {KEY_VARIABLE}, or a "
-        "new one, which is printed.",
+        f"File with the key that requests must send, which must begin with {KEY_BEGINNING}; default: the key in "
+        f"{KEY_VARIABLE}, or a new one, which is printed.",
     )
     max_body_mb: int = flag_of(EndpointArguments, default=64)
     max_tokens_per_micro_batch: int = flag_of(
         EngineArguments,
-        "Tokens of all clients in one forward, padding included; a longer datum is computed alone.",
+        "Tokens of all clients in one forward, including padding; a longer datum is computed alone.",
         default=8192,
         topic="task",
     )
-    max_rows: int = flag_of(EndpointArguments, "Sequences that are drawn together.", default=32)
+    max_rows: int = flag_of(EndpointArguments, "Number of sequences to generate together.", default=32)
     max_waiting: int = flag_of(
-        EndpointArguments, "Sequences that wait to be drawn; a client with more is asked to wait.", default=4096
+        EndpointArguments,
+        "Number of sequences that may wait to be generated; beyond that, clients are told to retry later.",
+        default=4096,
     )
     full_weights: bool = flag(
         False,
-        "Train all weights of the base in place of adapters, whatever adapters a client asks for. Clients share no "
-        "micro-batches then, and one stays in memory.",
+        "Train all weights of the base model instead of adapters, whatever adapters a client requests. Clients "
+        "then share no micro-batches, and only one client stays in memory.",
     )
     dtype: str | None = flag_of(
         SamplingArguments,
-        "Precision of the base: fp32, bf16 or fp16; default: that of the saved weights. Adapters are fp32.",
+        "Precision of the base model: fp32, bf16 or fp16; default: that of the saved weights. Adapters are always "
+        "fp32.",
         topic="task",
     )
 
@@ -124,9 +127,12 @@ def _serve(flags: ServeTrainingArguments, key: str, is_new: bool) -> None:
 
     def announce() -> None:
         if flags.host != ADDRESS:
-            note(f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor data")
-        print(f"'{flags.name}' at http://{flags.host}:{server.port} (Ctrl-C ends)")
-        print(f"key: {key}" if is_new else "key: the one you gave")
+            note(
+                f"warning: --host {flags.host} can be reached from other machines, and HTTP does not encrypt the "
+                "key or the data"
+            )
+        print(f"serving '{flags.name}' at http://{flags.host}:{server.port} (Ctrl-C stops it)")
+        print(f"key: {key}" if is_new else "key: the one you provided")
         print(f"TINKER_BASE_URL=http://{flags.host}:{server.port} TINKER_API_KEY=... python your_loop.py", flush=True)
 
     computing.start()
@@ -140,8 +146,8 @@ def training_key(file: str | None) -> tuple[str, bool]:
         return f"{KEY_BEGINNING}{secrets.token_hex(24)}", True
     if not key.startswith(KEY_BEGINNING):
         raise ThreestepError(
-            f"{f'--api_key_file {file}' if file else KEY_VARIABLE} expects a key that begins with {KEY_BEGINNING}, the "
-            "only ones that the tinker client sends; write another one"
+            f"{f'--api_key_file {file}' if file else KEY_VARIABLE} expects a key that begins with {KEY_BEGINNING}, "
+            "because the tinker client sends no others; write another one"
         )
     return key, False
 

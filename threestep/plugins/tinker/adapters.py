@@ -167,8 +167,8 @@ class AdaptedModel:
         layers = tuple(layer for layer in self.layers if layer.part in spec.parts)
         if not layers:
             raise ThreestepError(
-                f"expected parts of the model that have linear layers, of {', '.join(self.parts)}, got "
-                f"{', '.join(spec.parts) or 'none'}; train_attn, train_mlp or train_unembed turns one on"
+                f"no layers to put adapters on: this model has linear layers in {', '.join(self.parts)}, but the "
+                f"request selects {', '.join(spec.parts) or 'none'}; turn on train_attn, train_mlp or train_unembed"
             )
         return AdapterLayout(spec.rank, layers)
 
@@ -192,7 +192,7 @@ class AdaptedModel:
     def adapters(self, layout: WeightLayout, stack_CP: torch.Tensor, client_of_row: Sequence[int]) -> Iterator[None]:
         """Inside, row n of a forward has the adapters of `stack_CP[client_of_row[n]]`, or all rows its weights."""
         if isinstance(layout, FullLayout):
-            assert len(stack_CP) == 1, "a forward of all weights is of one client"
+            assert len(stack_CP) == 1, "a forward of all weights is for one client"
             with weights_of(self.model, layout, stack_CP[0]):
                 yield
             return
@@ -244,8 +244,8 @@ def _adaptable_layers(model: PreTrainedModel) -> tuple[AdaptedLayer, ...]:
     named = {name: module for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))}
     reasons = why_no_adapters(model, {name: module for name, module in named.items() if module is not head})
     seen, is_beside = _layers_of_all_tokens(model, named), is_beside_language(model)
-    reasons |= dict.fromkeys((name for name in named if name not in seen), "it sees some of the tokens alone")
-    reasons |= {name: "it is not of the language model" for name in named if is_beside(name)}
+    reasons |= dict.fromkeys((name for name in named if name not in seen), "they see only some of the tokens")
+    reasons |= {name: "they do not belong to the language model" for name in named if is_beside(name)}
     for reason in sorted(set(reasons.values())):
         kinds = sorted({name.rpartition(".")[2] for name, why in reasons.items() if why == reason})
         note(f"no adapters on layers named {', '.join(kinds[:6])}: {reason}")

@@ -48,8 +48,8 @@ class ClientState:
         norm = float(torch.linalg.vector_norm(gradient_P))
         if not norm < float("inf"):
             raise WrongRequest(
-                f"the gradient has the norm {norm}, so that no step is taken and the gradient is dropped; look at "
-                "advantages, weights and logprobs of the last forward_backward"
+                f"the gradient's norm is {norm}, so no step was taken and the gradient was dropped; check the "
+                "advantages, weights and logprobs in the last forward_backward"
             )
         if order.grad_clip_norm > 0.0:
             gradient_P = gradient_P * min(1.0, order.grad_clip_norm / (norm + _CLIP_EPS))

@@ -93,7 +93,7 @@ class Forwards:
         """Return what rows that draw take of the prompt's media; None of a text."""
         if not prompt.media.spans:
             return None
-        assert self._media is not None, "it was read by this"
+        assert self._media is not None, "it was read here"
         return self._media.of(prompt.media.sent).of_prompts([prompt.media.spans])
 
     def read(self, weights_P: torch.Tensor | None, layout: WeightLayout | None, prompt: SamplePrompt) -> torch.Tensor:
@@ -185,7 +185,7 @@ class Forwards:
             sent += media.sent
         rows = padded_rows(sequences, self._pad_id)
         if sent:
-            assert self._media is not None, "they were read by this"
+            assert self._media is not None, "they were read here"
             rows = self._media.of(sent).loaded(rows)
         return rows.to(self._adapted.model.device)
 

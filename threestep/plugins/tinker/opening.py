@@ -132,16 +132,16 @@ def service_of(
     padding = 0 if media is None or media.placeholder_id else 1  # a medium's token would be one without content
     forwards = Forwards(adapted, padding, settings.tokens, media)
     own = own_forward_of(model)
-    assert own is not None, "its weights are whole"
+    assert own is not None, "its weights are on one device in full"
     reason = why_not_in_turns(model, own, False)
     if reason is not None:
-        note(f"{name}: no sequences are drawn from it: {reason}")
+        note(f"{name}: this server does not generate from this model: {reason}")
     with_media = None
     if media is not None:
         why_not = reason or why_no_media_in_turns(model, own)
         with_media = DrawnMedia((media.placeholder_id,), why_not)
         if why_not is not None and reason is None:
-            note(f"{name}: no sequences are drawn behind {media.run.name}: {why_not}")
+            note(f"{name}: this server does not generate from prompts with {media.run.name}: {why_not}")
     sampler = Sampler(
         adapted, forwards, decode, ends, most_rows=settings.rows, no_batches=reason, with_media=with_media
     )

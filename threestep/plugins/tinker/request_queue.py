@@ -98,11 +98,11 @@ class Desk:
     def _opened(self, model_id: str) -> TrainingClient:
         files = self._find(model_id)
         if not files.exists:
-            raise UnknownRequest(f"there is no training client '{model_id:.100}' here; create it first")
+            raise UnknownRequest(f"there is no training client '{model_id:.100}' on this server; create it first")
         try:
             return self._read_from(files)
         except ThreestepError as problem:
-            raise ThreestepError(f"{problem}; create a client from a saved state in place of this one") from problem
+            raise ThreestepError(f"{problem}; create a client from a saved state instead of this one") from problem
 
     def _read_from(self, files: ClientFolder) -> TrainingClient:
         spec = files.spec()
@@ -144,7 +144,9 @@ class Desk:
             if seq < client.next_seq or seq in client.jobs:
                 return request_id
             if seq > client.next_seq + _MOST_AHEAD:
-                raise WrongRequest(f"seq_id expects {client.next_seq}, the next, got {seq}; number requests in order")
+                raise WrongRequest(
+                    f"seq_id must be {client.next_seq}, the next one, got {seq}; number requests in order"
+                )
             client.files.write_request(seq, message)
             client.jobs[seq] = job
             client.kept += 1
@@ -172,7 +174,7 @@ class Desk:
             return None
         found = client.files.result(seq)
         if found is None:
-            raise UnknownRequest(f"there is no request {seq} of '{model_id:.100}' that waits or has an answer")
+            raise UnknownRequest(f"request {seq} of '{model_id:.100}' is neither waiting nor answered")
         return found
 
     def ready(self) -> list[tuple[TrainingClient, list[Job]]]:
@@ -213,7 +215,7 @@ class Desk:
             late = sorted(seq for seq, job in client.jobs.items() if now - job.arrived > GAP_SECONDS)
             if not late or client.next_seq in client.jobs:
                 continue
-            sentence = f"request {client.next_seq} of this client never came, so those behind it are not done"
+            sentence = f"request {client.next_seq} of this client never arrived, so the requests after it were not run"
             for seq in range(client.next_seq, late[-1] + 1):
                 with self.changed:
                     job = client.jobs.setdefault(seq, Job(seq, None))

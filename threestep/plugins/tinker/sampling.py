@@ -187,13 +187,13 @@ class Sampler:
 
     def _put_in_line(self, job: SampleJob) -> None:
         if self._no_batches is not None:
-            return job.fail(f"this server draws no sequences: {self._no_batches}", USER)
+            return job.fail(f"this server cannot generate from this model: {self._no_batches}", USER)
         order, media = job.order, self._forwards.of_prompt(job.order.prompt)
         if media is not None and self._media.why_not is not None:
-            return job.fail(f"this server draws no sequences behind media: {self._media.why_not}", USER)
+            return job.fail(f"this server cannot generate from prompts with media: {self._media.why_not}", USER)
         ends = self._ends if order.stop.ids is None else frozenset(order.stop.ids)
         most = order.most_tokens
-        assert most is not None, "the service has looked"
+        assert most is not None, "the service has checked"
         never = tuple((token,) for token in self._media.never)
         sampling = Sampling(most, order.temperature, order.top_k, order.top_p, -1, 0, bad_words=never)
         for place in range(order.samples):

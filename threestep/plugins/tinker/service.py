@@ -111,12 +111,12 @@ class TrainingService:
     def check_path(self, path: str) -> None:
         """RefusedRequest for a path that takes no POST of JSON."""
         if path not in _KINDS and path not in self._posts and _FINISH.fullmatch(path) is None:
-            raise RefusedRequest(f"there is no {path:.100} here", 404)
+            raise RefusedRequest(f"this server has no {path:.100}", 404)
 
     def post(self, path: str, given: Any, body: bytes) -> dict[str, Any]:
         """Answer a POST of JSON, to a path that was checked. RefusedRequest for what is wrong with it."""
         if not isinstance(given, dict):
-            raise RefusedRequest("the body expects an object")
+            raise RefusedRequest("the body must be an object")
         if path in _KINDS and not (path == "load_weights" and given.get("model_id") is None):
             return self._submit(
                 str(given.get("model_id")), given.get("seq_id"), StoredMessage(body, False, _KINDS[path])
@@ -153,13 +153,13 @@ class TrainingService:
             return {"sampler_id": name, "base_model": self.base.name, "model_path": known.get("path")}
         page = self._told(lambda: run_page(path, self._folder, self.base.name))
         if page is None:
-            raise RefusedRequest(f"there is no {path:.100} here", 404)
+            raise RefusedRequest(f"this server has no {path:.100}", 404)
         return page
 
     def delete(self, path: str) -> dict[str, Any]:
         """Answer a DELETE, which is of a checkpoint. RefusedRequest where there is none."""
         if not self._told(lambda: delete_checkpoint(path, self._folder, self._store)):
-            raise RefusedRequest(f"there is no {path:.100} here", 404)
+            raise RefusedRequest(f"this server has no {path:.100}", 404)
         return {}
 
     def forward_backward(self, body: bytes) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class TrainingService:
 
     def _submit(self, model_id: str, seq: Any, message: StoredMessage) -> dict[str, Any]:
         if type(seq) is not int or seq < 1:
-            raise RefusedRequest(f"seq_id expects a whole number of at least 1, got {seq!r:.40}")
+            raise RefusedRequest(f"seq_id must be a whole number of at least 1, got {seq!r:.40}")
         return {"request_id": self._told(lambda: self.desk.submit(model_id, seq, message)), "model_id": model_id}
 
     # --- sessions and clients
@@ -188,13 +188,13 @@ class TrainingService:
 
     def _check_session(self, session: Any) -> str:
         if not isinstance(session, str) or not _SESSION.fullmatch(session) or not self._store.has_session(session):
-            raise RefusedRequest(f"there is no session '{session!s:.60}' here; create it first", 410)
+            raise RefusedRequest(f"there is no session '{session!s:.60}' on this server; create it first", 410)
         return session
 
     def _folder(self, model_id: str) -> ClientFolder:
         found = _CLIENT.fullmatch(model_id)
         if found is None:
-            raise UnknownRequest(f"there is no training client '{model_id:.100}' here; create it first")
+            raise UnknownRequest(f"there is no training client '{model_id:.100}' on this server; create it first")
         return self._store.client(found[1], int(found[2]))
 
     def _create_model(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class TrainingService:
             self._check_base(given.get("base_model"))
             check_optimizer(given.get("optimizer_config"))
             if given.get("lora_config") is None:
-                raise WrongRequest("create_model expects a lora_config; this server trains adapters")
+                raise WrongRequest("create_model needs a lora_config, because this server trains adapters")
             spec = lora_of(given["lora_config"], lambda: secrets.randbits(63))
             spec = LoraSpec(0, spec.seed, ()) if self.base.is_full else spec
             return spec, ClientState.new(self.base.new_weights(spec))
@@ -227,7 +227,7 @@ class TrainingService:
         session = self._check_session(given.get("session_id"))
         number = given.get("model_seq_id")
         if type(number) is not int or not 0 <= number < 10**9:
-            raise RefusedRequest(f"model_seq_id expects a whole number, got {number!r:.40}")
+            raise RefusedRequest(f"model_seq_id must be a whole number, got {number!r:.40}")
         files = self._store.client(session, number)
         request_id = f"{files.model_id}:0"
         with self._creating:
@@ -242,7 +242,7 @@ class TrainingService:
 
     def _check_base(self, name: Any) -> None:
         if name != self.base.name:
-            raise WrongRequest(f"there is no base model '{name!s:.100}' here, but '{self.base.name}'")
+            raise WrongRequest(f"this server has no base model '{name!s:.100}', only '{self.base.name}'")
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
         client = self.desk.client(str(given.get("model_id")))
@@ -266,7 +266,7 @@ class TrainingService:
     def _create_sampler(self, given: dict[str, Any]) -> dict[str, Any]:
         session, number = self._check_session(given.get("session_id")), given.get("sampling_session_seq_id")
         if type(number) is not int or not 0 <= number < 10**9:
-            raise RefusedRequest(f"sampling_session_seq_id expects a whole number, got {number!r:.40}")
+            raise RefusedRequest(f"sampling_session_seq_id must be a whole number, got {number!r:.40}")
         path = given.get("model_path")
         if path is not None:
             self._store.checkpoint(str(path))
@@ -286,10 +286,10 @@ class TrainingService:
     def _sample(self, given: dict[str, Any]) -> dict[str, Any]:
         name, seq = str(given.get("sampling_session_id")), given.get("seq_id")
         if type(seq) is not int or seq < 0:
-            raise RefusedRequest(f"seq_id expects a whole number, got {seq!r:.40}")
+            raise RefusedRequest(f"seq_id must be a whole number, got {seq!r:.40}")
         known = self._sampler_of(name)
         if known is None:
-            raise RefusedRequest(f"there is no sampling session '{name:.100}' here; create it first", 404)
+            raise RefusedRequest(f"there is no sampling session '{name:.100}' on this server; create it first", 404)
         request_id = f"{name}:{seq}"
         with self._lock:
             job = self._samples.get(request_id)
@@ -299,7 +299,8 @@ class TrainingService:
             order = sample_of(fields, self.base.bounds)
             if self._sampler.waiting + order.samples > self.base.most_waiting:
                 raise RefusedRequest(
-                    f"{self._sampler.waiting} sequences wait (--max_waiting {self.base.most_waiting}); ask again later",
+                    f"{self._sampler.waiting} sequences are waiting (--max_waiting {self.base.most_waiting}); try "
+                    "again later",
                     429,
                 )
             job = self._sample_job(order, known.get("path"), request_id)
@@ -350,7 +351,7 @@ class TrainingService:
             return json_message(self._failed[request_id])
         found = _REQUEST.fullmatch(request_id)
         if found is None:
-            raise RefusedRequest(f"there is no request '{request_id:.100}' here", 410)
+            raise RefusedRequest(f"there is no request '{request_id:.100}' on this server", 410)
         if found[2] == "sample":
             return self._sampled(request_id)
         try:
@@ -363,7 +364,9 @@ class TrainingService:
         with self._lock:
             job = self._samples.get(request_id)
         if job is None:
-            raise RefusedRequest(f"there is no request '{request_id:.100}' here, or no more; send it again", 410)
+            raise RefusedRequest(
+                f"request '{request_id:.100}' is unknown to this server or has expired; send it again", 410
+            )
         if not job.done.wait(HOLD_SECONDS):
             return _try_again(request_id)
         if job.error is not None:

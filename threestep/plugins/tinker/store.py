@@ -185,13 +185,13 @@ class ClientFolder:
     def _publish(self, part: str, name: str, about: dict[str, Any], *, overwrite: bool, write: Any) -> str:
         if _NAME.fullmatch(name) is None:
             raise WrongRequest(
-                f"a checkpoint's name expects letters, digits, '.', '_' and '-', at most 200, got '{name:.60}'"
+                f"a checkpoint's name may have at most 200 letters, digits, '.', '_' and '-', got '{name:.60}'"
             )
         folder = self.folder / part / name
         if folder.exists() and not overwrite:
             known = checked_json(dict[str, Any], read_text(folder / "checkpoint.json"), folder / "checkpoint.json")
             if known != json.loads(json.dumps(about)):  # else it is this request's own, from before a restart
-                raise WrongRequest(f"there is a checkpoint '{name}' already; give another name, or overwrite=True")
+                raise WrongRequest(f"checkpoint '{name}' already exists; give another name, or overwrite=True")
         else:
             beside = folder.parent / f".{name}.{os.getpid()}"
             remove(beside)
@@ -216,8 +216,8 @@ class Store:
         for name, value in base.items():
             if known.get(name) != value:
                 raise ThreestepError(
-                    f"'{folder}' holds clients of {name} '{known.get(name)}', got '{value}'; start the server with "
-                    "that again, or give another --output_dir"
+                    f"'{folder}' holds clients from a server with {name} '{known.get(name)}', but this one has "
+                    f"'{value}'; start the server with '{known.get(name)}' again, or give another --output_dir"
                 )
 
     def open_session(self, session: str, about: Mapping[str, Any]) -> None:
@@ -255,7 +255,7 @@ class Store:
             about = folder / "checkpoint.json"
             if os.path.lexists(about):
                 return folder, _checked(checked_json(_CheckpointAbout, read_text(about), about).spec, about)
-        raise WrongRequest(f"there are no weights '{address:.200}' here; give an address that a save returned")
+        raise WrongRequest(f"this server has no weights '{address:.200}'; give an address that a save returned")
 
 
 # --- lists of clients and checkpoints
@@ -298,7 +298,7 @@ def delete_checkpoint(path: str, find: Callable[[str], ClientFolder], store: Sto
 def _client(find: Callable[[str], ClientFolder], model_id: str) -> ClientFolder:
     files = find(model_id)
     if not files.exists:
-        raise UnknownRequest(f"there is no training client '{model_id:.100}' here")
+        raise UnknownRequest(f"there is no training client '{model_id:.100}' on this server")
     return files
 
 
@@ -343,7 +343,7 @@ def load_weights(folder: Path, layout: WeightLayout) -> torch.Tensor:
 
 def _checked(spec: LoraSpec, path: Path) -> LoraSpec:
     if spec.rank < 0 or not {*spec.parts} <= {*PARTS}:
-        raise ThreestepError(f"{path} expects a rank from 0 and parts of {', '.join(PARTS)}")
+        raise ThreestepError(f"{path} must have a non-negative rank and parts from {', '.join(PARTS)}")
     return spec
 
 
@@ -365,9 +365,9 @@ def _load_vectors(
     tensors, notes = torch_tensors(path, names, others)
     kinds = {vector.dtype for vector in tensors.values()}
     if any(vector.shape != (layout.size,) or not vector.is_floating_point() for vector in tensors.values()):
-        raise ThreestepError(f"{path} expects vectors of {layout.size:,} floats, as many as this client trains")
+        raise ThreestepError(f"{path} must have vectors of {layout.size:,} floats, the number that this client trains")
     if len(kinds) > 1:
-        raise ThreestepError(f"{path} expects vectors of one type, got {', '.join(sorted(map(str, kinds)))}")
+        raise ThreestepError(f"{path} must have vectors of a single type, got {', '.join(sorted(map(str, kinds)))}")
     return tensors, notes
 
 
@@ -380,5 +380,5 @@ def _load_state(path: Path, layout: WeightLayout) -> tuple[ClientState, dict[str
 def _number(notes: Mapping[str, str], name: str, path: Path) -> int:
     found: int = checked_json(int, notes.get(name, ""), f"{path}, {name}")
     if not 0 <= found < _MOST:
-        raise ThreestepError(f"{path}, {name} expects a number from 0 to {_MOST - 1}, got {found!s:.20}")
+        raise ThreestepError(f"{path}: {name} must be a number from 0 to {_MOST - 1}, got {found!s:.20}")
     return found

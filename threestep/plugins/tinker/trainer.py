@@ -108,8 +108,9 @@ class Trainer:
         folder, spec = self._store.checkpoint(order.path)
         if spec.shape != client.spec.shape:
             raise WrongRequest(
-                f"'{order.path}' has adapters of rank {spec.rank} on {', '.join(spec.parts)}, this client of rank "
-                f"{client.spec.rank} on {', '.join(client.spec.parts)}; create a client from that state instead"
+                f"'{order.path}' has adapters of rank {spec.rank} on {', '.join(spec.parts)}, but this client has "
+                f"rank {client.spec.rank} on {', '.join(client.spec.parts)}; create a client from that state "
+                "instead"
             )
         client.state = loaded_state(load_checkpoint(folder, client.layout), order.with_optimizer, self._move)
         return {"type": "load_weights", "path": order.path, "model_id": client.files.model_id}

@@ -51,7 +51,7 @@ class _TrainingHandler(KeyedHandler):
         is_protobuf = self.headers.get("Content-Type", "").partition(";")[0].strip() == PROTOBUF
         if self.headers.get("Content-Encoding", "identity") != "identity" or is_protobuf != (name == _FORWARD):
             wanted = PROTOBUF if name == _FORWARD else "JSON"
-            raise RefusedRequest(f"{name} expects a body of {wanted}, not compressed", 415)
+            raise RefusedRequest(f"{name} needs an uncompressed {wanted} body", 415)
         body = self.body()
         if is_protobuf:
             self.send(200, self.unfailing(partial(service.forward_backward, body)))
@@ -66,5 +66,5 @@ class _TrainingHandler(KeyedHandler):
 
     def _name(self, path: str) -> str:
         if not path.startswith(PREFIX):
-            raise RefusedRequest(f"there is no {path:.100} here, but paths under {PREFIX}", 404)
+            raise RefusedRequest(f"this server has no {path:.100}, only paths under {PREFIX}", 404)
         return path.removeprefix(PREFIX)

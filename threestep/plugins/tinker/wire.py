@@ -67,7 +67,7 @@ class Fields:
 
     def __init__(self, given: Any, where: str) -> None:
         if not isinstance(given, dict):
-            raise WrongRequest(f"{where} expects an object, got {type(given).__name__}")
+            raise WrongRequest(f"{where} must be an object, got {type(given).__name__}")
         self._given, self._where = {name: value for name, value in given.items() if value is not None}, where
 
     def has(self, name: str) -> bool:
@@ -141,7 +141,7 @@ def check_optimizer(given: Any) -> None:
     """WrongRequest for another optimizer than AdamW."""
     kind = "adamw" if given is None else given.get("type") if isinstance(given, dict) else given
     if kind != "adamw":
-        raise WrongRequest(f"optimizer_config expects type 'adamw', got {kind!r:.60}; this server has no other")
+        raise WrongRequest(f"optimizer_config must have type 'adamw', got {kind!r:.60}; this server supports no other")
 
 
 # --- chunks
@@ -157,8 +157,8 @@ def read_chunks(chunks: Iterable[tuple[str, Any]], where: str, bounds: RequestBo
             _check_ids(ids, where, bounds.vocabulary)
             if bounds.media is not None and (ids == bounds.media.placeholder_id).any():
                 raise WrongRequest(
-                    f"{where}: the token {bounds.media.placeholder_id} stands for {bounds.media.run.name} in this "
-                    "model; send them as chunks of their own"
+                    f"{where}: in this model, the token {bounds.media.placeholder_id} stands for "
+                    f"{bounds.media.run.name}; send them as separate chunks"
                 )
         else:
             medium = _medium(kind, held, f"{where}, chunk {place}", bounds)
@@ -169,13 +169,15 @@ def read_chunks(chunks: Iterable[tuple[str, Any]], where: str, bounds: RequestBo
         length += len(ids)
     most = None if bounds.media is None else bounds.media.most
     if most is not None and len(sent) > most:
-        raise WrongRequest(f"{where}: this family reads inputs of {most} of them, got {len(sent)}; send fewer")
+        raise WrongRequest(
+            f"{where}: this model family reads at most {most} media per input, got {len(sent)}; send fewer"
+        )
     return np.concatenate(parts), GivenMedia(tuple(spans), tuple(sent))
 
 
 def _medium(kind: str, fields: Mapping[str, Any], where: str, bounds: RequestBounds) -> SentMedium:
     if bounds.media is None:
-        raise WrongRequest(f"{where}: expected encoded_text, got {kind:.60}, and {bounds.unread}")
+        raise WrongRequest(f"{where}: expected encoded_text, got {kind:.60}; {bounds.unread}")
     try:
         return bounds.media.read(kind, fields, where)
     except ThreestepError as problem:
@@ -222,7 +224,7 @@ def _save_of(fields: Fields) -> SaveOrder:
 def _save_sampler_of(fields: Fields) -> SaveOrder:
     kind = fields.take("kind", str, "snapshot")
     if kind != "snapshot":
-        raise WrongRequest(f"save_weights_for_sampler: 'kind' expects 'snapshot', got '{kind:.60}'")
+        raise WrongRequest(f"save_weights_for_sampler: 'kind' must be 'snapshot', got '{kind:.60}'")
     name = fields.take("path", str) if fields.has("path") else None
     number = fields.count("sampling_session_seq_id", None, 0, 10**9 - 1) if name is None else None
     return SaveOrder(name, for_sampling=True, session_number=number)
@@ -250,8 +252,8 @@ def messages() -> Any:
         from tinker.proto import tinker_public_pb2
     except ImportError as problem:
         raise ThreestepError(
-            "threestep serve training reads and writes the protobuf messages of the package tinker, which is not "
-            "installed; run: pip install threestep[tinker]"
+            "threestep serve training needs the tinker package for its protobuf messages, which is not installed; "
+            "run pip install threestep[tinker]"
         ) from problem
     return tinker_public_pb2
 
@@ -262,7 +264,7 @@ def forward_message(body: bytes) -> Any:
     try:
         message.ParseFromString(body)
     except Exception as problem:  # noqa: BLE001 - protobuf's DecodeError, which differs by its implementation
-        raise WrongRequest("forward_backward expects a ForwardBackwardRequest in protobuf") from problem
+        raise WrongRequest("forward_backward needs a ForwardBackwardRequest in protobuf") from problem
     return message
 
 
@@ -271,23 +273,26 @@ def _forward_of(body: bytes, bounds: RequestBounds) -> ForwardOrder:
     loss = LOSSES.get(message.loss_fn)
     if loss is None:
         raise WrongRequest(
-            f"loss_fn expects one of {', '.join(LOSSES)}, got '{message.loss_fn:.60}'"
-            f"{nearest_names(message.loss_fn, LOSSES)}; forward_backward_custom takes any other"
+            f"loss_fn must be one of {', '.join(LOSSES)}, got "
+            f"'{message.loss_fn:.60}'{nearest_names(message.loss_fn, LOSSES)}; use forward_backward_custom for any "
+            "other loss"
         )
     config = {name: value.number for name, value in message.loss_fn_config_v2.items() if value.HasField("number")}
     config = config or dict(message.loss_fn_config)
     for name in (*config, *message.loss_fn_config_v2):
         if name not in loss.config or not math.isfinite(config.get(name, math.nan)):
             takes = ", ".join(loss.config) or "no settings"
-            raise WrongRequest(f"loss_fn_config of {message.loss_fn} takes {takes}, finite numbers, got '{name:.60}'")
+            raise WrongRequest(
+                f"loss_fn_config of {message.loss_fn} accepts finite numbers for {takes}, got '{name:.60}'"
+            )
     if not message.data:
-        raise WrongRequest("data expects at least one datum, got none")
+        raise WrongRequest("data must have at least one datum, got none")
     tensors = [tensor for datum in message.data for tensor in datum.loss_fn_inputs.values()]
     written_out = sum(math.prod(map(abs, each.shape)) for each in tensors if _is_sparse(each))
     if written_out > MOST_SPARSE:
         raise WrongRequest(
-            f"data expects sparse tensors of at most {MOST_SPARSE:,} numbers together, written out, got "
-            f"{written_out:,}; send fewer data in a request"
+            f"data may have sparse tensors of at most {MOST_SPARSE:,} numbers in total when made dense, got "
+            f"{written_out:,}; send less data per request"
         )
     data = [_datum(place, each, message.loss_fn, bounds) for place, each in enumerate(message.data)]
     return ForwardOrder(tuple(data), message.loss_fn, config, not message.forward_only)
@@ -298,7 +303,7 @@ def _datum(place: int, given: Any, loss_name: str, bounds: RequestBounds) -> Tra
     chunks = (_held(chunk, where) for chunk in given.model_input)
     ids_T, media = read_chunks(chunks, f"{where}: model_input", bounds)
     if len(ids_T) == 0 or (bounds.positions is not None and len(ids_T) > bounds.positions):
-        raise WrongRequest(f"{where}: model_input expects 1 to {bounds.positions or 'many'} tokens, got {len(ids_T)}")
+        raise WrongRequest(f"{where}: model_input must have 1 to {bounds.positions or 'many'} tokens, got {len(ids_T)}")
     tensors = {name: _tensor(value, f"{where}: {name}") for name, value in given.loss_fn_inputs.items()}
     names = (_TARGETS, *loss.needs)
     if loss_name == "cross_entropy" and "weights" not in tensors and _TARGETS in tensors:
@@ -313,17 +318,17 @@ def _datum(place: int, given: Any, loss_name: str, bounds: RequestBounds) -> Tra
     targets = tensors.pop(_TARGETS)
     if targets.ndim not in (1, 2) or len(targets) != len(ids_T) or targets.dtype.kind != "i" or 0 in targets.shape:
         raise WrongRequest(
-            f"{where}: target_tokens expects whole numbers of shape [{len(ids_T)}] or [{len(ids_T)}, K], as long as "
-            f"model_input, got {list(targets.shape)}"
+            f"{where}: target_tokens must be whole numbers of shape [{len(ids_T)}] or [{len(ids_T)}, K], as long "
+            f"as model_input, got {list(targets.shape)}"
         )
     _check_ids(targets, f"{where}: target_tokens", bounds.vocabulary)
     for name, value in tensors.items():
         if value.shape != targets.shape:
             raise WrongRequest(
-                f"{where}: {name} expects the shape of target_tokens, {list(targets.shape)}, got {list(value.shape)}"
+                f"{where}: {name} must have the shape of target_tokens, {list(targets.shape)}, got {list(value.shape)}"
             )
         if not np.isfinite(value).all():
-            raise WrongRequest(f"{where}: {name} expects finite numbers, got some that are not")
+            raise WrongRequest(f"{where}: {name} must be finite numbers, got some that are not")
     column = (len(ids_T), -1)
     inputs = {name: torch.from_numpy(value.astype(np.float32)).view(column) for name, value in tensors.items()}
     targets_TK = torch.from_numpy(targets.astype(np.int64)).view(column)
@@ -341,12 +346,12 @@ def _held(chunk: Any, where: str) -> tuple[str, Any]:
 def _check_ids(ids: np.ndarray, where: str, vocabulary: int) -> None:
     if ids.size and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
         strange = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise WrongRequest(f"{where} expects ids from 0 to {vocabulary - 1}, got {strange}")
+        raise WrongRequest(f"{where} must be ids from 0 to {vocabulary - 1}, got {strange}")
 
 
 def _from_bytes(data: bytes, kind: Any, where: str) -> np.ndarray:
     if len(data) % np.dtype(kind).itemsize:
-        raise WrongRequest(f"{where} expects numbers of {np.dtype(kind).itemsize} bytes, got {len(data)} bytes")
+        raise WrongRequest(f"{where} must be numbers of {np.dtype(kind).itemsize} bytes each, got {len(data)} bytes")
     return np.frombuffer(data, kind)
 
 
@@ -354,14 +359,14 @@ def _tensor(given: Any, where: str) -> np.ndarray:
     """Return a `Tensor`; a sparse one with 0 where nothing stands."""
     kind = _TYPES.get(given.dtype)
     if kind is None:
-        raise WrongRequest(f"{where} expects a dtype of float32, int64, int32 or bfloat16, got {given.dtype}")
+        raise WrongRequest(f"{where} must have dtype float32, int64, int32 or bfloat16, got {given.dtype}")
     is_sparse = _is_sparse(given)
     values = _from_bytes(given.sparse_csr.values if is_sparse else given.dense, kind, where)
     if given.dtype == _BFLOAT16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     shape = tuple(given.shape) or (len(values),)
     if len(shape) > 2 or min(shape) < 0:
-        raise WrongRequest(f"{where} expects a shape of one or two sizes, got {list(shape)!s:.60}")
+        raise WrongRequest(f"{where} must have a shape of one or two sizes, got {list(shape)!s:.60}")
     if not is_sparse:
         if math.prod(shape) != len(values):
             raise WrongRequest(f"{where} expects {list(shape)} numbers, got {len(values)}")
@@ -375,7 +380,7 @@ def _tensor(given: Any, where: str) -> np.ndarray:
         or (len(columns) and not (0 <= columns.min() and columns.max() < shape[1]))
         or 0 in shape
     ):  # fmt: skip
-        raise WrongRequest(f"{where} expects a sparse matrix of shape {list(shape)}, got indices that make none")
+        raise WrongRequest(f"{where} must be a sparse matrix of shape {list(shape)}, but its indices do not form one")
     whole = np.zeros(shape, values.dtype)
     whole[np.repeat(np.arange(shape[0]), counts), columns] = values
     return whole
@@ -420,7 +425,7 @@ def sample_of(fields: Fields, bounds: RequestBounds) -> SampleOrder:
     if room is not None and (room < 1 or (most is not None and most > room)):
         raise WrongRequest(
             f"the prompt has {len(ids)} tokens and the model {bounds.positions} positions, which leaves room for "
-            f"{max(room, 0)} tokens, not for {1 if most is None else most}; shorten the prompt or max_tokens"
+            f"{max(room, 0)} tokens, not {1 if most is None else most}; shorten the prompt, or lower max_tokens"
         )
     top_k = params.take("top_k", int, -1)
     seed = params.take("seed", int) if params.has("seed") else None
@@ -451,13 +456,13 @@ def _prompt_chunks(chunks: Any, bounds: RequestBounds) -> tuple[tuple[int, ...],
         if kind == _TEXT:
             tokens = fields.raw("tokens")
             if not isinstance(tokens, list) or not all(type(each) is int and abs(each) < 2**31 for each in tokens):
-                raise WrongRequest("prompt expects chunks of encoded_text with lists of token ids")
+                raise WrongRequest("prompt must have encoded_text chunks with lists of token ids")
             held.append((kind, tokens))
         else:
             held.append((kind, {name: value for name, value in chunk.items() if name != "type" and value is not None}))
     ids, media = read_chunks(held, "prompt", bounds)
     if len(ids) == 0:
-        raise WrongRequest("prompt expects at least one token, got none")
+        raise WrongRequest("prompt must have at least one token, got none")
     return tuple(ids.tolist()), media
 
 
@@ -469,7 +474,7 @@ def _stop_of(given: Any, bounds: RequestBounds) -> StopRule:
         return StopRule((), tuple(entries))
     if isinstance(entries, list) and all(type(each) is int and 0 <= each < bounds.vocabulary for each in entries):
         return StopRule(tuple(entries))
-    raise WrongRequest(f"stop expects texts or token ids, got {given!r:.60}")
+    raise WrongRequest(f"stop must be texts or token ids, got {given!r:.60}")
 
 
 def _reading_of(fields: Fields) -> PromptReading:

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import EngineEntry, Hooks, Plugin
 
 PLUGIN = Plugin(
     "vllm",
-    "draws responses by vLLM, beside training or on servers",
+    "generates responses with vLLM, in the training process or on servers",
     needs=("speculation",),
     flags={"step3_ppo": (f"{__name__}.draft_arguments:VllmDraftArguments",)},
     topics={"vllm": "vLLM (--rollout_engine vllm)"},
@@ -13,7 +13,7 @@ PLUGIN = Plugin(
             "vllm": EngineEntry(
                 f"{__name__}.engine:VllmRollout",
                 flags=f"{__name__}.arguments:VllmArguments",
-                note="the package vllm, threestep/plugins/vllm/README.md",
+                note="the vllm package, threestep/plugins/vllm/README.md",
                 other_logprobs=True,
                 server=f"{__name__}.own_server:server_command",
                 head_writer=f"{__name__}.head_folder:write_for_vllm",
@@ -21,7 +21,7 @@ PLUGIN = Plugin(
             "vllm_server": EngineEntry(
                 f"{__name__}.servers.engine:VllmServerRollout",
                 flags=f"{__name__}.servers.arguments:VllmServerArguments",
-                note="vLLM servers, in training only, threestep/plugins/vllm/servers.md",
+                note="vLLM servers, only for training, threestep/plugins/vllm/servers.md",
                 other_logprobs=True,
             ),
         },

@@ -20,30 +20,31 @@ class VllmArguments:
     topic: ClassVar[str] = "vllm"
 
     vllm_memory_share: float = flag(
-        0.3, "GPU: share of GPU memory for vLLM's weights and cache.", "0 < share < 1", may_change=True
+        0.3, "GPU: fraction of GPU memory for vLLM's weights and cache.", "0 < share < 1", may_change=True
     )
     vllm_cache_gib: float | None = flag(
         None,
-        "Size of the key-value cache; default: the rest of the share on a GPU, 2 on a CPU.",
+        "Size of the key-value cache; default: on a GPU, what remains of --vllm_memory_share; on a CPU, 2.",
         "gib > 0",
         may_change=True,
     )
-    vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", "ranks >= 1")
+    vllm_tensor_parallel_size: int = flag(1, "Number of neighboring ranks that share one engine.", "ranks >= 1")
     vllm_prefix_caching: bool = flag(
-        True, "Compute shared prompts and earlier conversation turns once, in whole cache blocks."
+        True, "Compute shared prompts and earlier conversation turns only once, in whole cache blocks."
     )
-    vllm_chunked_prefill: bool = flag(True, "GPU: process chunks of long prompts together with tokens being drawn.")
+    vllm_chunked_prefill: bool = flag(True, "GPU: process chunks of long prompts together with tokens being generated.")
     vllm_sleep: bool = flag(
         True, "GPU: free the memory of vLLM's weights and cache between rollouts, for training.", may_change=True
     )
-    vllm_eager: bool = flag(False, "Use neither CUDA graphs nor compilation; always the case on a CPU.")
+    vllm_eager: bool = flag(False, "Turn off CUDA graphs and compilation; always the case on a CPU.")
     vllm_check_weights: bool = flag(
-        False, "Compare checksums of all weights at every update, not only the first.", may_change=True
+        False, "Compare checksums of all weights at every update, not just the first.", may_change=True
     )
 
     def validate(self, mistakes: Mistakes) -> None:
         parallel = self.vllm_tensor_parallel_size
         mistakes.require(
             parallel == 1 or not self.vllm_check_weights,
-            f"--vllm_check_weights expects whole weights, and --vllm_tensor_parallel_size is {parallel}; leave one out",
+            f"--vllm_check_weights needs whole weights, but --vllm_tensor_parallel_size is {parallel}; leave one "
+            "of them out",
         )

@@ -33,18 +33,17 @@ def _check_drafts(flags: Any, drafts: int, mistakes: Mistakes) -> None:
     given, parallel = f"--vllm_speculate {drafts}", flags.engines.of(VllmArguments).vllm_tensor_parallel_size
     mistakes.require(
         _may_draft(flags.ppo.rollout_engine),
-        f"--rollout_engine {flags.ppo.rollout_engine} does not support --vllm_speculate, got {drafts}; leave it out or "
-        "use another engine",
+        f"--rollout_engine {flags.ppo.rollout_engine} does not support --vllm_speculate, got {drafts}; leave "
+        "--vllm_speculate out, or use another engine",
     )
     mistakes.require(
         not flags.ppo.min_p,
-        f"{given} verifies drafts without min-p (vLLM 0.32 refuses it), got --min_p {flags.ppo.min_p:g}; leave one of "
-        "them out",
+        f"{given} cannot be combined with --min_p {flags.ppo.min_p:g}, because vLLM 0.32 verifies drafts without "
+        "min-p; leave one of them out",
     )
     mistakes.require(
         parallel == 1,
-        f"{given} sends whole weights of the head, and --vllm_tensor_parallel_size is {parallel}; leave one of them "
-        "out",
+        f"{given} sends the head's whole weights, but --vllm_tensor_parallel_size is {parallel}; leave one of them out",
     )
     if flags.guests.lends_guesser and flags.roles.actor_model_name_or_path:
         mistakes.note(_check_form, flags, given)
@@ -71,16 +70,16 @@ def _check_replayed_routers(flags: Any, how: str, drafts: int, *, mistakes: Mist
     """Note flags by which vLLM does not know the experts of every token, which --replay_routers needs."""
     own = flags.engines.of(VllmArguments)
     for name, given, why in (
-        (f"vllm_speculate {drafts}", drafts, "drafts tokens, some of them wrong"),
+        (f"vllm_speculate {drafts}", drafts, "drafts tokens, some of which are rejected"),
         (
             f"vllm_tensor_parallel_size {own.vllm_tensor_parallel_size}",
             own.vllm_tensor_parallel_size > 1,
-            "has several ranks draw, of which one alone knows the experts",
+            "generates on several ranks together, and only one of them knows the experts",
         ),
         (
             "vllm_prefix_caching false",
             not own.vllm_prefix_caching,
-            "takes away the cache in which vLLM keeps the experts of a prompt",
+            "removes the cache in which vLLM keeps the experts of a prompt",
         ),
     ):
         mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")

@@ -16,7 +16,8 @@ class VllmDraftArguments:
 
     vllm_speculate: int = flag(
         0,
-        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts this many tokens with the MTP head, sent with "
-        "the weights. Greedy responses are unchanged, sampled ones keep their distribution. 0: no drafts.",
+        "With --mtp_num_layers and --rollout_engine vllm: number of tokens that vLLM drafts with the MTP head, "
+        "which is sent with the weights. Greedy responses do not change, and sampled ones keep their "
+        "distribution. 0: no drafts.",
         "0 <= tokens <= 8",
     )

@@ -29,7 +29,10 @@ def asked_drafts(flags: Any, mistakes: Mistakes) -> AskedDrafts | None:
     loop = AskedDrafts(how, flags)
     if other == "0":
         return loop
-    mistakes.add(f"{how.flag} is for --rollout_engine {given} and --speculate {other} for hf; leave one of them out")
+    mistakes.add(
+        f"{how.flag} works only with --rollout_engine {given}, and --speculate {other} only with hf; leave one of "
+        "them out"
+    )
     loop.check(mistakes)
     return None
 

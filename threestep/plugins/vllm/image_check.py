@@ -39,7 +39,7 @@ def why_other_images(vllm: VllmInstance, pictured: MediaForward, dtype: torch.dt
     first, *others = placed[0]
     negated = replace(first, values=-first.values, digest=f"negative of {first.digest}")
     if torch.equal(_read(vllm, documents[:1], [(negated, *others)]), _read(vllm, documents[:1], placed[:1])):
-        return "another image changes nothing that it computes"
+        return "a different image does not change its log-probabilities"
     return None
 
 

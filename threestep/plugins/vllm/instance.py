@@ -168,8 +168,8 @@ class VllmInstance:
             llm = LLM(self._folder.name, **settings)
         except Exception as problem:
             raise ThreestepError(
-                f"vLLM could not start with {type(model).__name__}: {one_line(problem)}; if memory is short, change "
-                "--vllm_cache_gib or --vllm_memory_share; if vLLM does not support the architecture, use "
+                f"vLLM could not start with {type(model).__name__}: {one_line(problem)}; if memory is short, "
+                "change --vllm_cache_gib or --vllm_memory_share; if vLLM does not support this architecture, use "
                 "--rollout_engine hf"
             ) from problem
         # Collected or at the program's end, it would end every process group, the training's too (vllm 0.32,
@@ -242,8 +242,8 @@ def vllm_at_work() -> Iterator[None]:
             raise
         except Exception as problem:
             raise ThreestepError(
-                f"vLLM failed while drawing responses: {one_line(problem)}; the last checkpoint is intact: resume "
-                "with --resume, or use --rollout_engine hf"
+                f"vLLM failed while generating responses: {one_line(problem)}; the last checkpoint is intact: "
+                "resume with --resume, or use --rollout_engine hf"
             ) from problem
 
 

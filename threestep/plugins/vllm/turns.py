@@ -102,8 +102,8 @@ def check_prompt(output: Any, turn: NextTurn) -> None:
     """ThreestepError if vLLM read other tokens than those of the turn. output: vllm.RequestOutput."""
     if list(output.prompt_token_ids) != list(turn.ids):
         raise ThreestepError(
-            f"vLLM read {len(output.prompt_token_ids)} tokens in the place of a prompt's {len(turn.ids)}: it writes "
-            "images otherwise than the model is trained on them; use --rollout_engine hf"
+            f"vLLM read {len(output.prompt_token_ids)} tokens for a prompt of {len(turn.ids)} tokens: it encodes "
+            "images differently from training; use --rollout_engine hf"
         )
 
 

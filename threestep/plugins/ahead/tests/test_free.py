@@ -184,7 +184,7 @@ def test_a_run_that_ends_early_names_what_it_leaves(tmp_path):
     trainer.queue.note_unused(trainer.events, "the run ended before they were used")
     (account,) = rollout_account(read_rollouts(tmp_path))
     assert account.is_whole and account.learned == 8
-    assert account.left_out == {"the run ended before they were used": 8, "not drawn: the run ended before": 4}
+    assert account.left_out == {"the run ended before they were used": 8, "not drawn: the run ended first": 4}
 
 
 def test_other_numbers_of_ranks_deal_groups_anew(tmp_path):

@@ -111,7 +111,7 @@ def test_each_prompt_once_and_the_schedule_repeats_the_run(tmp_path, served):
     assert lines_of(tmp_path / "again") == lines_of(tmp_path / "first")
     assert servers[1].cut == 0
     servers[1].faults["die_after"] = 5
-    with pytest.raises(Exception, match="no rollout server of --vllm_servers is left"):
+    with pytest.raises(Exception, match="no rollout server in --vllm_servers is left"):
         run(tmp_path / "left", servers[1:])
 
 

@@ -287,7 +287,10 @@ def components(critic: str = "c", **given) -> Components:
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
-        ({"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2}, "--vllm_tensor_parallel_size 2 has ranks draw t"),
+        (
+            {"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2},
+            "--vllm_tensor_parallel_size 2 makes ranks generate t",
+        ),
         ({"parallel_thinking": True}, "draw turn by turn, but --parallel_thinking draws paths in parallel; leave"),
         (
             {"rank_timeout": 300.0},
@@ -295,7 +298,7 @@ def components(critic: str = "c", **given) -> Components:
         ),
         ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, but this run has none"),
         ({"environment": None}, "--reward environment needs an environment, but"),
-        ({"replay_routers": "follow"}, "--environment, --tools draw turn by turn, and turns record no experts"),
+        ({"replay_routers": "follow"}, "--environment, --tools generate turn by turn, and turns record no experts"),
     ],
 )
 def test_what_does_not_go_with_environments(given, said):

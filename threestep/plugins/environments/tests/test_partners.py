@@ -144,7 +144,7 @@ def test_a_replay_asks_no_environment(tmp_path):
         left, right = getattr(drawn, field.name), getattr(again, field.name)
         assert not isinstance(left, torch.Tensor) or torch.equal(left, right), field.name
     _, other, _ = looked_up(max_turns=3)
-    with pytest.raises(ThreestepError, match="was drawn with max_turns = 8, and this run asks for 3; replay with"):
+    with pytest.raises(ThreestepError, match="was generated with max_turns = 8, but this run uses 3; replay with"):
         more = EnvironmentPartners(other.added).decides
         asked(ReplayRollout(tmp_path, 0, more), tokenizer)
 

@@ -127,9 +127,7 @@ def test_the_default_engine_answers_one_or_many():
 def test_without_vllm_no_model_is_loaded(ask, monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # a model without weights
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ThreestepError, match="^--rollout_engine vllm expects vLLM, which is not installed here; with a"
-    ):
+    with pytest.raises(ThreestepError, match="^--rollout_engine vllm needs vLLM, which is not installed here; with a"):
         ask(str(tmp_path))
 
 

@@ -54,17 +54,20 @@ def test_the_defaults_are_sound_and_do_nothing():
         ({"mismatch_veto": 1.0}, "--mismatch_veto expects more than 0 and less than 1, got 1.0"),
         (
             {"mismatch_rejection": ["token_k4:1"]},
-            "--mismatch_rejection expects KIND:UPPER or, for k1, KIND:LOWER:UPPER, .*, KIND one of "
-            f"{', '.join(REJECTIONS)}, got 'token_k4:1'; name one of them",
+            "--mismatch_rejection expects KIND:UPPER or, for k1, KIND:LOWER:UPPER, .*, where KIND is one of "
+            f"{', '.join(REJECTIONS)}, got 'token_k4:1'; choose one of these",
         ),
-        ({"mismatch_rejected": "leave"}, "--mismatch_rejected leave is for what .* reject, and neither is given; give"),
+        (
+            {"mismatch_rejected": "leave"},
+            "--mismatch_rejected leave needs .* or --mismatch_veto, but neither is given; add",
+        ),
         (
             {"mismatch_recipe": "bypass_pg_is", "mismatch_normalize": True},
-            "--mismatch_normalize counts over the whole optimizer step before it begins, and --mismatch_bypass weighs",
+            "--mismatch_normalize needs figures of the whole optimizer step, but --mismatch_bypass weights",
         ),
         (
             {"mismatch_bypass": True, "mismatch_veto": 0.1, "mismatch_rejected": "leave"},
-            "--mismatch_rejected leave counts over the whole optimizer step before it begins, and --mismatch_bypass",
+            "--mismatch_rejected leave needs figures of the whole optimizer step, but --mismatch_bypass",
         ),
         ({"mismatch_threshold": 1.0}, "--mismatch_threshold expects more than 1, got 1.0"),
         ({"mismatch_correction": "clip"}, "--mismatch_correction expects one of none, truncate, mask, got 'clip'"),
@@ -89,7 +92,9 @@ def test_the_page_has_the_recipe(name):
     assert f"| `{name}` | {flags} | {recipe.when} |" in PAGE.read_text(encoding="utf-8").splitlines()
 
 
-WEIGHS_AGAIN = "--mismatch_bypass makes the ratio of --policy_loss ppo one to the rollout's policy, and --mismatch_corr"
+WEIGHS_AGAIN = (
+    "with --mismatch_bypass the ratio in --policy_loss ppo is already taken to the rollout's policy, and --mi"
+)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ WEIGHS_AGAIN = "--mismatch_bypass makes the ratio of --policy_loss ppo one to th
         ({"mismatch_recipe": "bypass_pg_is", "policy_loss": "gppg"}, None),  # noted with the other names
         (
             {"mismatch_level": "sequence"},
-            "--mismatch_level sequence is for the weights of a correction, and --mismatch_correction is none; give",
+            "--mismatch_level sequence applies to the weights of a correction, but --mismatch_correction is none; give",
         ),
         ({"mismatch_level": "sequence", "rollout_engine": "vllm"}, None),  # corrected by default
         ({"mismatch_bypass": True, "rollout_engine": "vllm"}, WEIGHS_AGAIN),
@@ -163,7 +168,7 @@ def test_without_one_the_distance_is_reported():
 def test_spellings_that_are_refused(given):
     """For its bounds, or as a kind that is unknown."""
     kind = given.split(":")[0]
-    words = f"the bounds of {kind} being .*" if kind in REJECTIONS else "KIND one of token_k1, .*"
+    words = f"and {kind} needs .*" if kind in REJECTIONS else "where KIND is one of token_k1, .*"
     with pytest.raises(ThreestepError, match=f"{words}, got '{given}'"):
         rejection_of(given)
 

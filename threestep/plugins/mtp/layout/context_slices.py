@@ -45,8 +45,8 @@ def zigzag_slice(
     if missing:
         if pad_value is None:
             raise ThreestepError(
-                f"{length} tokens do not divide into the {2 * ranks} chunks of {ranks} ranks; pad them to "
-                f"{length + missing} or give a pad_value"
+                f"{length} tokens cannot be divided into {2 * ranks} chunks for {ranks} ranks; pad them to "
+                f"{length + missing}, or give a pad_value"
             )
         shape = list(tensor.shape)
         shape[dim] = missing
@@ -68,7 +68,7 @@ def zigzag_unslice(slices: Sequence[torch.Tensor], length: int | None = None, di
     if len(slices) == 1:
         row = slices[0]
     elif not slices or len(set(lengths)) > 1 or lengths[0] % 2:
-        raise ThreestepError(f"expected one slice per rank, all of one even length, got lengths {lengths}")
+        raise ThreestepError(f"expected one slice per rank, all of the same even length, got lengths {lengths}")
     else:
         halves = [part.chunk(2, dim) for part in slices]
         early, late = zip(*halves, strict=True)
@@ -76,5 +76,5 @@ def zigzag_unslice(slices: Sequence[torch.Tensor], length: int | None = None, di
     if length is None:
         return row
     if row.shape[dim] < length:
-        raise ThreestepError(f"slices of {row.shape[dim]} tokens in total cannot hold a row of {length}")
+        raise ThreestepError(f"the slices hold {row.shape[dim]} tokens in total, too few for a row of {length}")
     return row.narrow(dim, 0, length)

@@ -52,25 +52,28 @@ def whole_row_mask(
     """
     if not len(response_masks) == len(total_lengths) == len(response_lengths):
         raise ThreestepError(
-            f"expected as many response masks as total and response lengths, got {len(response_masks)}, "
-            f"{len(total_lengths)} and {len(response_lengths)}"
+            "expected the same number of response masks, total lengths and response lengths, got "
+            f"{len(response_masks)}, {len(total_lengths)} and {len(response_lengths)}"
         )
     if not response_masks:
         raise ThreestepError("a row needs at least one sequence, got none")
     dtypes = {mask.dtype for mask in response_masks}
     if len(dtypes) > 1:
-        raise ThreestepError(f"response masks of one row need one dtype, got {', '.join(sorted(map(str, dtypes)))}")
+        raise ThreestepError(
+            f"all response masks of a row need the same dtype, got {', '.join(sorted(map(str, dtypes)))}"
+        )
     parts = []
     for index, (mask, total, response) in enumerate(zip(response_masks, total_lengths, response_lengths, strict=True)):
         if mask.numel() != response or response > total:
             raise ThreestepError(
-                f"sequence {index}: a mask of {mask.numel()} tokens for a response of {response} tokens in a sequence "
-                f"of {total}; the mask is as long as its response, which is no longer than its sequence"
+                f"sequence {index}: got a mask of {mask.numel()} tokens for a response of {response} tokens in a "
+                f"sequence of {total}; the mask must be as long as the response, and the response no longer than "
+                "the sequence"
             )
         whole = mask.new_zeros(total)
         whole[total - response :] = mask
         parts.append(zigzag_slice(whole, rank, ranks, pad_value=0))
     tokens = sum(part.numel() for part in parts)
     if tokens > row_tokens:
-        raise ThreestepError(f"sequences of {tokens} tokens in total do not fit into a row of {row_tokens}")
+        raise ThreestepError(f"sequences of {tokens} tokens in total do not fit in a row of {row_tokens}")
     return torch.cat([*parts, parts[0].new_zeros(row_tokens - tokens)]).unsqueeze(0)

@@ -92,7 +92,7 @@ def test_packed_rows_with_a_shared_prompt_give_the_definitions_loss_and_gradient
     assert all(weight.grad is None for weight in model.parameters())  # detached
 
 
-@pytest.mark.parametrize(("family", "said"), [("gemma2", "more than one linear layer"), ("opt", "embeddings are 16")])
+@pytest.mark.parametrize(("family", "said"), [("gemma2", "not one linear layer"), ("opt", "embeddings have width 16")])
 def test_a_family_that_cannot_share_is_refused(family, said):
     with pytest.raises(ThreestepError, match=f"--mtp_num_layers needs .*{said}"):
         new_head(tiny_causal_lm(family), 1, seed=1)

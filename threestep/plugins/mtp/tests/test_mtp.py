@@ -34,7 +34,7 @@ from training.utils.engine.config.arguments import EngineSettings
 def test_a_weight_without_a_head_is_a_mistake():
     mistakes = Mistakes()
     check_mtp(mistakes, MtpSettings(0, 0.3))
-    with pytest.raises(ThreestepError, match="--mtp_loss_coef 0.3 weighs the loss of a head, and there is none"):
+    with pytest.raises(ThreestepError, match="--mtp_loss_coef 0.3 weights the loss of a head, but there is no head"):
         mistakes.raise_if_any()
 
 
@@ -43,7 +43,7 @@ def test_the_flags_become_settings():
     assert MtpArguments(2, 0.3).settings() == MtpSettings(2, 0.3)
     mistakes = Mistakes()
     MtpArguments(1, mtp_detach=False).validate(mistakes)  # of a step that trains by rewards
-    assert "--mtp_detach false trains the model by the head's loss too, and this" in mistakes.sentences[0]
+    assert "--mtp_detach false also trains the model on the head's loss. In this" in mistakes.sentences[0]
 
 
 def test_what_a_head_asks_of_a_run():
@@ -51,7 +51,7 @@ def test_what_a_head_asks_of_a_run():
     assert none.needs_segments is None and not none.lends_guesser
     assert none.reuse_obstacle() is None and none.planned(None, None, 1, None) == ([], [], [])
     assert head.needs_segments == "--mtp_num_layers 2" and head.lends_guesser
-    assert head.exact_weights() == {"--mtp_num_layers 2": "whose head starts as a layer of exact weights"}
+    assert head.exact_weights() == {"--mtp_num_layers 2": "whose head starts as a copy of an unquantized layer"}
     checked("step1_sft", "mtp_loss")  # its loss may choose the best model
 
 
@@ -66,8 +66,8 @@ def test_without_a_head_nothing_is_asked():
     ("layers", "in_rollouts", "why"),
     [
         (0, False, None),
-        (1, False, "with rows that have images: the head reads embeddings of tokens, .* do not have; use 0"),
-        (1, True, "with prompts that have images: it reads embeddings of tokens, .* do not have; leave it out"),
+        (1, False, "with rows that have images: the head reads token embeddings, .* do not have; use 0"),
+        (1, True, "with prompts that have images: it reads token embeddings, .* do not have; leave it out"),
     ],
 )
 def test_a_head_reads_texts_alone(layers, in_rollouts, why):
@@ -79,7 +79,9 @@ def test_a_head_reads_texts_alone(layers, in_rollouts, why):
 
 def test_adapters_are_not_trained_by_a_heads_loss():
     flags = "--model_name_or_path no/model --data_path embedded --mtp_num_layers 1 --mtp_detach false --lora_dim 4"
-    with pytest.raises(ThreestepError, match="^--mtp_detach false trains all .* too, and --lora_dim 4 adapters"):
+    with pytest.raises(
+        ThreestepError, match="^--mtp_detach false trains the whole .* too, but --lora_dim 4 trains only adapters"
+    ):
         main(flags.split())
 
 
@@ -92,8 +94,8 @@ def test_forwards_that_keep_no_states_are_not_learned_from():
     assert why_apart(VALUES, flags, checked_components(flags).algorithm) is None  # the critic's do not meet the head
     flags = ppo_flags(**PATHS, mtp_num_layers=1)
     said = why_apart(FORWARDS, flags, checked_components(flags).algorithm) or ""
-    assert said.startswith("true learns from forwards that keep no states")
-    sentence = "--reuse_forwards .*keep no states, and --mtp_num_layers 1 reads them; leave one of the two"
+    assert said.startswith("true learns from forwards that keep no hidden states")
+    sentence = "--reuse_forwards .*keep no hidden states, but --mtp_num_layers 1 reads them; leave one of"
     with pytest.raises(ThreestepError, match=sentence):
         checked_components(ppo_flags(**PATHS, reuse_forwards=True, mtp_num_layers=1))
 
@@ -117,13 +119,13 @@ def test_a_head_comes_back_and_transformers_does_not_see_it(tmp_path, capfd):
 def test_a_damaged_description_is_said(tmp_path, text):
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "config.json").write_text(text)
-    with pytest.raises(ThreestepError, match="expected the description of a head"):
+    with pytest.raises(ThreestepError, match="expected the description of a multi-token-prediction head"):
         layers_in(tmp_path)
 
 
 def test_the_head_of_another_model_is_said(tmp_path):
     save_head(tmp_path, 1, dict(new_head(tiny_causal_lm("llama", hidden_size=48), 1, seed=1).state_dict()))
-    with pytest.raises(ThreestepError, match="it is the head of another model"):
+    with pytest.raises(ThreestepError, match="the head belongs to another model"):
         read_head(tmp_path, new_head(tiny_causal_lm("llama"), 1, seed=1))
 
 
@@ -136,7 +138,7 @@ def test_a_head_of_no_weights_counts_those_of_a_head(final_norm):
     [sentence], held, [stepping] = plan_head(model, MtpSettings(2, final_norm=final_norm), settings, 1, device=device)
     head = new_head(tiny_causal_lm("llama"), 2, seed=1, final_norm=final_norm)
     weights = sum(weight.numel() for weight in head.parameters())
-    assert sentence == f"multi-token prediction: a head of 2, {weights:,} weights"
+    assert sentence == f"multi-token prediction: a head with 2 modules, {weights:,} weights"
     assert [line.device_bytes for line in held[:3]] == [4 * weights, 4 * weights, 8 * weights]
     assert held[0].name == "mtp: weights"
     assert stepping.doing == "in the head's optimizer step" and stepping.lines[0].name.startswith("mtp: ")
@@ -148,7 +150,7 @@ def test_the_folders_own_head_comes_before_a_public_one_and_a_new_one(tmp_path):
     model.save_pretrained(tmp_path)
     head = new_head(model, 2, seed=3)
     assert _read_stored(head, str(tmp_path), model) == (0, "")
-    assert _described(0, 2, "") == "a head of 2: 2 new, with the weights of the model's last block"
+    assert _described(0, 2, "") == "a head with 2 modules: 2 new, initialized from the model's last block"
 
     public = drawn_head(model, "deepseek", 1)
     checkpoint(tmp_path, model, "deepseek", public)
@@ -156,8 +158,8 @@ def test_the_folders_own_head_comes_before_a_public_one_and_a_new_one(tmp_path):
     assert found == (1, f"{tmp_path}: model.layers.2.* (the names of DeepSeek-V3 and GLM-4.5)")
     assert torch.equal(head.depths[0].eh_proj.weight, public.depths[0].eh_proj.weight)
     assert _described(*found[:1], 2, found[1]) == (
-        f"a head of 2: 1 of its modules from {tmp_path}: model.layers.2.* (the names of DeepSeek-V3 and GLM-4.5) and 1 "
-        "new, with the weights of the model's last block"
+        f"a head with 2 modules: 1 loaded from {tmp_path}: model.layers.2.* (the names of DeepSeek-V3 and GLM-4.5) and "
+        "1 new, initialized from the model's last block"
     )
 
     own = drawn_head(model, "deepseek", 2, seed=5)
@@ -217,9 +219,9 @@ def test_what_is_lent():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"loss_coef": 0.3}, "--mtp_loss_coef 0.3 weighs the loss of a head, and there is none"),
-        ({"final_norm": False}, "--mtp_final_norm false is for a head, and there is none"),
-        ({"detach": False}, "--mtp_detach false is for a head, and there is none; give --mtp_num_lay"),
+        ({"loss_coef": 0.3}, "--mtp_loss_coef 0.3 weights the loss of a head, but there is no head"),
+        ({"final_norm": False}, "--mtp_final_norm false applies to a head, but there is no head"),
+        ({"detach": False}, "--mtp_detach false applies to a head, but there is no head; add --mtp_num_lay"),
         ({"loss_coef": 0.1}, None),
         ({"layers": 1, "loss_coef": 0.3, "final_norm": False}, None),
     ],

@@ -103,7 +103,7 @@ def test_mimos_projection_reads_the_state_first():
     [("ernie", "depths.0.trunk.norm.weight"), ("qwen", "depths.1.enorm.weight"), ("mimo", "depths.0.trunk.wpe.weight")],
 )
 def test_a_part_that_the_form_does_not_have(form, name):
-    with pytest.raises(ThreestepError, match=f"the form of {FORMS[form].families} expects a head .*, got {name}"):
+    with pytest.raises(ThreestepError, match=f"a head for {FORMS[form].families} needs .*, got {name}"):
         to_public(FORMS[form], {name: torch.ones(1)}, LAYERS)
 
 
@@ -167,10 +167,14 @@ MIMO = "model.mtp_layers.0."
 @pytest.mark.parametrize(
     ("changes", "final_norm", "said"),
     [
-        ({MIMO + "mlp.up_proj.weight": None}, True, r"up_proj.weight of \[\d+, \d+\], got nothing; .* checkpoint"),
-        ({MIMO + "mlp.up_proj.scale": torch.ones(2)}, True, r"mlp.up_proj.scale of nothing, got \[2\]"),
-        ({MIMO + "hidden_layernorm.weight": torch.ones(7)}, True, r"hnorm.weight of \[\d+\], got \[7\]"),
-        ({}, False, r"trunk.norm.weight of nothing, got \[\d+\]; .*: give --mtp_final_norm true"),
+        (
+            {MIMO + "mlp.up_proj.weight": None},
+            True,
+            r"up_proj.weight, expected \[\d+, \d+\], got nothing; .* checkpoint",
+        ),
+        ({MIMO + "mlp.up_proj.scale": torch.ones(2)}, True, r"mlp.up_proj.scale, expected nothing, got \[2\]"),
+        ({MIMO + "hidden_layernorm.weight": torch.ones(7)}, True, r"hnorm.weight, expected \[\d+\], got \[7\]"),
+        ({}, False, r"trunk.norm.weight, expected nothing, got \[\d+\]; .*: give --mtp_final_norm true"),
     ],
 )
 def test_a_head_of_other_tensors_is_refused(changes, final_norm, said, tmp_path):
@@ -186,7 +190,7 @@ def test_a_head_that_reads_states_before_the_models_norm_needs_that_norm(tmp_pat
     checkpoint(tmp_path, model, "ernie", drawn_head(model, "ernie", 1))
     found = public_head_in(str(tmp_path), 2)
     alone = {name: tensor for name, tensor in found.tensors.items() if name != "model.norm.weight"}
-    with pytest.raises(ThreestepError, match="heads of ERNIE-4.5 read .* expected model.norm.weight in the same files"):
+    with pytest.raises(ThreestepError, match="heads of ERNIE-4.5 read .* needs model.norm.weight in the same files"):
         replace(found, tensors=alone).read(new_head(model, 1, seed=2))
 
 

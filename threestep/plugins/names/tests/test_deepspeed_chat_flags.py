@@ -106,7 +106,7 @@ def test_a_flag_of_another_name_becomes_a_setting_and_says_so(step, flag, capsys
     argv = [*STARTS.get(step, STARTS["other"]).split(), *flag.split()]
     expected, name = READ[step][flag], re.split("[ =]", flag)[0]
     if expected is ThreestepError:
-        with pytest.raises(ThreestepError, match=f"{name} is for steps 1 and 2; step 3's two engines"):
+        with pytest.raises(ThreestepError, match=f"{name} applies to steps 1 and 2; in step 3, configure"):
             parse_arguments(groups, argv, "", old_flags)
         return
     settings = resolved_settings(parse_arguments(groups, argv, "", old_flags))
@@ -156,10 +156,10 @@ def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
         return settings_of(line, step)["data_path"]
 
     assert data_of("--deepspeed") == ["Dahoas/rm-static"]
-    reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no"
+    reason = "DeepSpeed-Chat's default, because the command line uses its flags but names no"
     assert capsys.readouterr().out.splitlines()[-3:-1] == [
         f"--data_path is Dahoas/rm-static, {reason} data",
-        f"--data_split is 2,4,4, {reason} shares of the data",
+        f"--data_split is 2,4,4, {reason} fractions of the data",
     ]
     assert settings_of("--deepspeed")["data_split"] == "2,4,4"
     assert settings_of("--deepspeed --data_split 1,1,0")["data_split"] == "1,1,0"
@@ -177,7 +177,7 @@ def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
 def test_counts_of_rows_and_steps_and_one_rank_says_the_lines(monkeypatch, capsys):
     for step, flags, name in ((reward, "--eval_iters all", "eval_iters"),
                               (ppo, "--enable_test_mode --test_stop_step x", "test_stop_step")):  # fmt: skip
-        with pytest.raises(ThreestepError, match=f"--{name} expects a whole number, got '{flags.split()[-1]}'"):
+        with pytest.raises(ThreestepError, match=f"--{name} must be a whole number, got '{flags.split()[-1]}'"):
             translated(flags.split(), step.STEP.old_flags)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert translated("--eval_iters 10".split(), reward.STEP.old_flags)[0] == ["--max_eval_rows", "640"]
@@ -195,10 +195,12 @@ def test_its_evaluation_scripts_are_read(capsys):
     assert program.endswith("win_rate") and other == "threestep evaluate pairs"
     argv = [*scored.split(), "--data_path", "embedded"]  # which rw_eval.py does not read: it has its pairs inside
     assert resolved_settings(parse_arguments(evaluate.GROUPS, argv, "", SCORING_OLD_FLAGS))["data_path"] == ["embedded"]
-    with pytest.raises(ThreestepError, match="^--num_beams is not built: answers are drawn one token after the other"):
+    with pytest.raises(ThreestepError, match="^--num_beams is not supported: responses are generated token by token"):
         parse_arguments(training_evaluate.GROUPS, [*line.split(), "--num_beams", "4"], "", ANSWERING_OLD_FLAGS)
     for flag in ("--num_beam_groups 2", "--num_return_sequences 2", "--language Chinese"):
-        with pytest.raises(ThreestepError, match=f"^{flag.split()[0]} (is not built|has six prompts of its own there)"):
+        with pytest.raises(
+            ThreestepError, match=f"^{flag.split()[0]} (is not supported|selects one of six built-in prompts)"
+        ):
             parse_arguments(training_evaluate.GROUPS, [*line.split(), *flag.split()], "", ANSWERING_OLD_FLAGS)
 
 
@@ -220,7 +222,7 @@ def test_its_defaults_that_differ_are_one_line(step, words, line):
     typed = [*words.split(), "--data_path", "embedded", "--data_split", "2,4,4"]
     _, _, lines = read_flags([], typed, known_steps()[step].old_flags)
     found = [each for each in lines if "defaults" in each]
-    beginning, end = "DeepSpeed-Chat's defaults that differ here: ", "; give these flags to train as there"
+    beginning, end = "DeepSpeed-Chat's defaults that differ here: ", "; set these flags to train as DeepSpeed-Chat does"
     assert found == ([] if line is None else [f"{beginning}{line}{end}"])
 
 

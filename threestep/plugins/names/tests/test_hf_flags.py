@@ -51,8 +51,8 @@ EVERY_STEP: dict[str, Any] = {
     "--warmup_steps 100": {"num_warmup_steps": 100, "warmup_ratio": 0.0},
     "--warmup_steps 0.1": {"num_warmup_steps": 0, "warmup_ratio": 0.1},
     "--optim adamw_torch_fused": SAID,
-    "--optim adafactor": "expects adamw_torch; --optimizer names those of plugins; to save memory: --zero_stage",
-    "--optim sgd": "--optim expects adamw_torch or adamw_torch_fused, got 'sgd'; --optimizer names those of plugins",
+    "--optim adafactor": "is not supported, only adamw_torch; for a plugin's optimizer, use --optimizer; to",
+    "--optim sgd": "--optim expects adamw_torch or adamw_torch_fused, got 'sgd'; for a plugin's optimizer",
     "--full_determinism": {"deterministic": True},
     "--bf16": {"dtype": "bf16"},
     "--bf16 True": {"dtype": "bf16"},
@@ -104,10 +104,10 @@ EVERY_STEP: dict[str, Any] = {
     },
     "--dataset_name a/b --dataset_train_split train_sft": {"data_path": ["hub:a/b,split=train_sft"]},
     "--dataset_name a/b --data_path embedded": "contradict each other; leave one of them out",
-    "--dataset_config main": "expects --dataset_name beside it",
-    "--dataset_train_split train": "expects --dataset_name beside it",
-    "--dataset_test_split test": "expects --dataset_name beside it",
-    "--chat_template_path docs": "expects a file of a Jinja template, got the folder 'docs'",
+    "--dataset_config main": "needs --dataset_name",
+    "--dataset_train_split train": "needs --dataset_name",
+    "--dataset_test_split test": "needs --dataset_name",
+    "--chat_template_path docs": "expects a file with a Jinja template, got the folder 'docs'",
     "--train_sampling_strategy random": SAID,
     "--train_sampling_strategy sequential": {"shuffle": False},
     "--train_sampling_strategy other": "--train_sampling_strategy expects random, sequential, group_by_length or",
@@ -118,8 +118,8 @@ EVERY_STEP: dict[str, Any] = {
     "--datasets {'path':'a/b'} {'path':'c/d','name':'n','split':'s'}": {
         "data_path": ["hub:a/b", "hub:c/d,config=n,split=s"]
     },
-    "--datasets {'path':'a/b','columns':['text']}": "--datasets expects entries of path, name and split, got {'path'",
-    "--datasets a/b": "--datasets expects a list in a file of settings, got 'a/b'; name one by --dataset_name",
+    "--datasets {'path':'a/b','columns':['text']}": "--datasets expects entries with path, name and split, got {'path'",
+    "--datasets a/b": "--datasets must be a list in a settings file, got 'a/b'; to give one on the command",
     "--accelerate_config multi_gpu": SAID,
     "--accelerate_config mine.yaml": "--accelerate_config expects zero1, zero2, zero3, single_gpu or multi_gpu, got",
     "--hub_model_id me/mine": "needs --push_to_hub, which is off",
@@ -185,17 +185,17 @@ FLAGS: dict[str, dict[str, Any]] = {
         },
         "--reward_funcs accuracy_reward --reference_column answer": {"reference_column": "answer"},
         "--reward_funcs mine.py:score": {"reward": "mine.py:score:1"},
-        "--reward_funcs think": "--reward_funcs expects accuracy_reward, think_format_reward, or your function as",
-        "--reward_funcs my_lib.rewards.mine": "expects the file my_lib/rewards.py, which does not exist here",
+        "--reward_funcs think": "--reward_funcs expects accuracy_reward, think_format_reward, or your own function as",
+        "--reward_funcs my_lib.rewards.mine": "needs the file my_lib/rewards.py, which does not exist here",
         "--reward_funcs examples.gsm8k.score": {"reward": "examples/gsm8k.py:score:1"},
-        "--reward_funcs reasoning_accuracy_reward": "has no counterpart: math reads the whole response",
-        "--reward_funcs get_soft_overlong_punishment": "--overlong_buffer_tokens and --overlong_penalty subtract it",
-        "--reward_funcs accuracy_reward --reward_weights 1 2": "expects a number for each of math, got 1 2",
+        "--reward_funcs reasoning_accuracy_reward": "has no equivalent here: math reads the whole response",
+        "--reward_funcs get_soft_overlong_punishment": "use --overlong_buffer_tokens and --overlong_penalty",
+        "--reward_funcs accuracy_reward --reward_weights 1 2": "expects one number for each of math, got 1 2",
         "--reward_model_name_or_path r --reward_funcs accuracy_reward --reward_weights 1 2": {
             "reward": "model:1,math:2",
             "critic_model_name_or_path": "r",
         },
-        "--reward_weights 1.0 0.5": "--reward_weights 1.0 0.5 expects --reward_funcs beside it",
+        "--reward_weights 1.0 0.5": "--reward_weights 1.0 0.5 needs --reward_funcs",
         "--learning_rate 1e-6": {"actor_learning_rate": 1e-6, "critic_learning_rate": 5e-6},
         "--weight_decay 0.1": {"actor_weight_decay": 0.1, "critic_weight_decay": 0.1},
         "--gradient_checkpointing": {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
@@ -205,14 +205,14 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--max_prompt_length 128 --prompt_truncation drop": {"prompt_truncation": "drop"},
         # 8 completions of a forward, 8 of a prompt
         "--generation_batch_size 64": {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 8},
-        "--generation_batch_size 60": "expects a multiple of --per_device_train_batch_size 8 x 1 ranks, got 60",
+        "--generation_batch_size 60": "must be a multiple of --per_device_train_batch_size 8 x 1 ranks, got 60",
         "--steps_per_generation 4 --num_generations 8": {
             "per_device_generation_batch_size": 4,
             "num_samples_per_prompt": 8,
             "per_device_training_batch_size": 8,
         },
-        "--steps_per_generation 1 --num_generations 5": "a rank draws 8 x 1 completions",
-        "--steps_per_generation 0": "--steps_per_generation expects a whole number above 0, got 0",
+        "--steps_per_generation 1 --num_generations 5": "each rank generates 8 x 1 completions",
+        "--steps_per_generation 0": "--steps_per_generation must be a whole number above 0, got 0",
         "--steps_per_generation none --num_generations 8": SAID,
         "--num_mini_batches 4 --per_device_train_batch_size 2 --gradient_accumulation_steps 3": {
             "per_device_generation_batch_size": 24,
@@ -229,13 +229,13 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--use_bias_correction_kl --beta 0.1": {"kl_estimator": "k3+"},
         "--use_bias_correction_kl false --beta 0.1": {"kl_estimator": "k3"},
         "--ds3_gather_for_generation": SAID,
-        "--ds3_gather_for_generation false": "ZeRO-3 gathers the weights once a rollout; --dry_run true tells",
+        "--ds3_gather_for_generation false": "ZeRO-3 gathers the weights once per rollout; use --dry_run true to see",
         "--disable_dropout": {"actor_dropout": 0.0, "critic_dropout": 0.0},
         "--disable_dropout false": SAID,
         "--shuffle_dataset": {"shuffle": True},
         "--shuffle_dataset false": {"shuffle": False},
         "--repetition_penalty 1.0": SAID,
-        "--repetition_penalty 1.1": "--repetition_penalty expects 1, got 1.1",
+        "--repetition_penalty 1.1": "--repetition_penalty must be 1, got 1.1",
         "--beta 0.04": {"kl_coef": 0.04, "kl_in": "loss"},
         "--beta 0.04 --kl_in reward": {"kl_coef": 0.04, "kl_in": "reward"},
         "--loss_type dr_grpo": {"loss_aggregation": "seq-mean-token-sum-norm"},
@@ -256,7 +256,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--use_vllm": {"rollout_engine": "vllm"},
         "--use_vllm false": SAID,
         "--vllm_mode colocate": SAID,
-        "--vllm_mode server": "asks for TRL's own server; leave it out and give --rollout_engine vllm_server",
+        "--vllm_mode server": "selects TRL's own server; instead, use --rollout_engine vllm_server",
         "--vllm_enable_sleep_mode false": {"vllm_sleep": False},
         "--vllm_importance_sampling_correction": {"mismatch_correction": "truncate"},
         "--vllm_importance_sampling_correction false": {"mismatch_correction": "none"},
@@ -410,7 +410,7 @@ def test_trls_defaults_may_be_spelled_out(trainer, capsys):
 
 def test_printed_lines_are_read_but_for_those_without_data_or_with_less_than_a_group(tmp_path):
     """Two of those that name no data are of scripts that name it themselves."""
-    known = ("--data_path expects at least one dataset", "a rank draws 2 x 1 completions")
+    known = ("--data_path expects at least one dataset", "each rank generates 2 x 1 completions")
     sentences = [sentence for line in LINES if (sentence := sentence_of(line, tmp_path))]
     found = Counter(next((each for each in known if sentence.startswith(each)), sentence) for sentence in sentences)
     assert found == dict(zip(known, (4, 1), strict=True))
@@ -435,7 +435,7 @@ def test_negations_and_dashes(typed, words):
 def test_a_negation_is_named_as_it_was_typed():
     lines = translated(["--no_remove_unused_columns"], known_steps()["step2_dpo"].old_flags)[1]
     assert lines == ["--no_remove_unused_columns is not needed: columns that nothing reads are not loaded"]
-    with pytest.raises(ThreestepError, match="^--no_skip_memory_metrics is not built; --dry_run true tells the memory"):
+    with pytest.raises(ThreestepError, match="^--no_skip_memory_metrics is not supported; use --dry_run true to see a"):
         translated(["--no_skip_memory_metrics"], known_steps()["step2_dpo"].old_flags)
 
 

@@ -47,7 +47,7 @@ def test_words_between_stay_in_their_order_and_mistakes_are_told_at_once():
         translated("--refused 3 --old --gone".split(), TABLE)
     assert [line.strip() for line in str(told.value).splitlines()[1:]] == [
         "- --refused was replaced by --other",
-        "- --old expects a value after it, got none",
+        "- --old needs a value, got none",
     ]
 
 
@@ -117,15 +117,15 @@ def test_the_launchers_flags():
     with pytest.raises(ThreestepError) as told:
         as_variables(flags, {"THREESTEP_RANKS": "1"})
     assert [line.strip() for line in str(told.value).splitlines()[1:]] == [
-        "- --num_gpus 2 and THREESTEP_RANKS=1 contradict each other; leave one out",
-        "- --include chooses hosts and GPUs for `deepspeed`; here CUDA_VISIBLE_DEVICES=0,1 chooses GPUs, and "
-        "THREESTEP_HOSTFILE hosts",
-        "- --num_nodes expects 1, got 4: several hosts are the lines of a file named by THREESTEP_HOSTFILE or "
+        "- --num_gpus 2 and THREESTEP_RANKS=1 contradict each other; leave one of them out",
+        "- --include chooses hosts and GPUs for `deepspeed`; here, CUDA_VISIBLE_DEVICES=0,1 chooses GPUs and "
+        "THREESTEP_HOSTFILE chooses hosts",
+        "- --num_nodes must be 1, got 4; to use several hosts, list them in a file named by THREESTEP_HOSTFILE or "
         "--hostfile",
-        "- --master_port expects a value after it, got none",
+        "- --master_port needs a value, got none",
     ]
     assert as_variables(["--num_gpus", "2"], {"THREESTEP_RANKS": "2"})[1] == {"THREESTEP_RANKS": "2"}
-    with pytest.raises(ThreestepError, match="^--num_gpus is the launcher's.*; give it to scripts/step"):
+    with pytest.raises(ThreestepError, match="^--num_gpus belongs to the launcher.*; pass it to scripts/step"):
         parse_arguments(STEP.groups, "--model_name_or_path m --num_gpus 1".split(), "", STEP.old_flags)
 
 
@@ -161,9 +161,14 @@ def test_trls_processes_are_ranks_from_the_words_or_the_file(tmp_path, monkeypat
     assert as_variables(["--config", str(tmp_path / "none.yaml")], {})[1] == {}
     monkeypatch.setenv("WORLD_SIZE", "4")
     parse_arguments(STEP.groups, ["--config", str(file)], "", STEP.old_flags)
-    assert "--num_processes 4 is not needed: the launcher has started as many ranks" in capsys.readouterr().out
+    assert (
+        "--num_processes 4 is not needed: the launcher has already started this number of ranks"
+        in capsys.readouterr().out
+    )
     monkeypatch.delenv("WORLD_SIZE")
-    with pytest.raises(ThreestepError, match="^--num_processes 4 is the launcher's, which starts ranks; give it to"):
+    with pytest.raises(
+        ThreestepError, match="^--num_processes 4 applies to the launcher, which starts the ranks; pass it"
+    ):
         parse_arguments(STEP.groups, ["--config", str(file)], "", STEP.old_flags)
 
 

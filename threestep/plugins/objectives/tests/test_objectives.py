@@ -427,7 +427,7 @@ def test_flags_of_another_loss_or_estimator(given, sentence):
 def test_the_bounds_of_clip_cov():
     mistakes = Mistakes()
     check(SimpleNamespace(settings={"clip_cov_low": 6.0, "clip_cov_high": 5.0}), mistakes)
-    assert mistakes.sentences == ["--clip_cov_low expects less than --clip_cov_high 5.0, got 6.0"]
+    assert mistakes.sentences == ["--clip_cov_low must be below --clip_cov_high 5.0, got 6.0; lower it"]
     check(SimpleNamespace(settings={}), mistakes)
     check(SimpleNamespace(settings={"clip_cov_low": 1.0, "clip_cov_high": 5.0}), mistakes)
     assert len(mistakes.sentences) == 1

@@ -47,7 +47,7 @@ def test_what_cannot_be_converted(tmp_path):
             Path("c"),
             tmp_path / "c",
             "sign",
-            "--resume: c has the state of --optimizer sign, which goes on with as many",
+            "--resume: c holds the state of --optimizer sign, which can only resume with",
         ),
         (
             tmp_path,

@@ -238,9 +238,9 @@ def test_paths_cost_the_steps_of_the_longest(model):
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("gemma2", "draws paths side by side, .* does not: .*see the last tokens alone"),
-        ("mamba", "draws paths side by side, .* does not: .*a layer of its own"),
-        ("bloom", "BloomForCausalLM does not: the family makes its masks itself"),
+        ("gemma2", "generates paths side by side, .* cannot do this: .*see only the most recent tokens"),
+        ("mamba", "generates paths side by side, .* cannot do this: .*a layer of its own"),
+        ("bloom", "BloomForCausalLM cannot do this: the model family builds its own attention masks"),
         ("llama", None),
     ],
 )
@@ -265,7 +265,9 @@ def test_paths_come_back_with_what_was_inserted_and_to_the_same_settings_alone(t
     assert expected.inserted_BR is not None and expected.formed.positions_B is not None
     assert_same(asked(ReplayRollout(tmp_path, 0), None, how, samples=20), expected)
     for other in (replace(how, form=None), replace(how, form=ParallelPaths(PathSampling(ParallelTags(3, 4, 5, 6), 3)))):
-        with pytest.raises(ThreestepError, match="was drawn with paths = .*; replay with the settings of the run that"):
+        with pytest.raises(
+            ThreestepError, match="was generated with paths = .*; replay with the settings of the run that"
+        ):
             asked(ReplayRollout(tmp_path, 0), None, other, samples=20)
 
 
@@ -403,7 +405,9 @@ def test_a_chat_draws_and_names_them(thinking):
 
 def test_a_model_and_an_engine_that_cannot_draw_them_are_refused(save_model):  # noqa: F811
     start = engine_maker(DRAWN, RolloutEngineFlags(), 64, WITH_PATHS.form)
-    with pytest.raises(ThreestepError, match="--parallel_tags expects every tag to be one token, got '<Parallel>'"):
+    with pytest.raises(
+        ThreestepError, match="--parallel_tags expects every tag to be a single token, but '<Parallel>' is not"
+    ):
         load_chat_model(save_model("plain"), None, data_flags(parallel_thinking=True), CPU, start_engine=start)
     with pytest.raises(ThreestepError, match="--rollout_engine vllm does not support --parallel_thinking"):
         engine_maker(dataclasses.replace(DRAWN, rollout_engine="vllm"), RolloutEngineFlags(), 64, WITH_PATHS.form)
@@ -413,12 +417,15 @@ def test_a_model_and_an_engine_that_cannot_draw_them_are_refused(save_model):  #
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking, got True; leave"),
-        ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, and --parallel_thinking draws its paths"),
+        ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, but --parallel_thinking generates paths"),
         (
             {"speculate": "2", "speculate_by": "ngram"},
-            "draws several tokens at once, and --parallel_thinking draws its",
+            "generates several tokens at once, but --parallel_thinking generates its",
         ),
-        ({"bad_words": ["x"]}, r"--bad_words \['x'\] follows a response token by token, and --parallel_thinking draws"),
+        (
+            {"bad_words": ["x"]},
+            r"--bad_words \['x'\] follows a response token by token, but --parallel_thinking generates",
+        ),
     ],
 )
 def test_what_does_not_go_with_paths_side_by_side(given, said):
@@ -433,10 +440,12 @@ def test_what_does_not_go_with_paths_side_by_side(given, said):
 def test_settings_of_paths_without_them(name):
     mistakes = Mistakes()
     note_mistakes(ppo_flags(**{name: 3}).data, mistakes)
-    sentence = f"--{name} 3 is for the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
+    sentence = (
+        f"--{name} 3 applies to the paths of --parallel_thinking, which is not given; add it, or leave --{name} out"
+    )
     assert sentence in mistakes.sentences
 
 
 @pytest.mark.parametrize("name", [FORWARDS, VALUES])
 def test_a_forward_of_its_own(name):
-    assert (why(name, parallel_thinking=True) or "").startswith("responses have paths side by side")
+    assert (why(name, parallel_thinking=True) or "").startswith("responses have parallel paths")

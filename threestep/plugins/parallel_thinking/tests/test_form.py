@@ -91,9 +91,9 @@ def test_a_prompt_may_quote_the_tags_or_be_empty(flags, tagged):
 
 @pytest.mark.parametrize("row", [STRAY, UNCLOSED], ids=["stray", "unclosed"])
 def test_a_malformed_row_is_named(flags, tagged, row):
-    reason = "a path closes that was not opened" if row is STRAY else "the text ends in an open path"
+    reason = "a path closes without having been opened" if row is STRAY else "the text ends in an open path"
     sentence = (
-        r"^dataset 'jsonl:.*rows.jsonl', row [37]: the tags of parallel thinking \(<Parallel> <Path> </Path> "
+        r"^dataset 'jsonl:.*rows.jsonl', row [37]: the parallel-thinking tags \(<Parallel> <Path> </Path> "
         rf"</Parallel>\) do not match in the response: token \d+: {reason}; correct the row, or choose "
         r"--malformed_parallel drop or causal; threestep inspect with the same data flags shows how the "
         r"rows are read$"
@@ -109,7 +109,9 @@ def test_malformed_rows_dropped_or_kept_causal(flags, tagged):
     phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="drop"), tagged)
     assert len(phase.train) == 3 and all(row.form for row in phase.train)
     assert phase.report.train.dropped == {"malformed_parallel": 6}
-    with pytest.raises(ThreestepError, match=r"all 4 rows .* dropped \(4 malformed_parallel\); the tags of parallel"):
+    with pytest.raises(
+        ThreestepError, match=r"all 4 rows .* dropped \(4 malformed_parallel\); the parallel-thinking tags"
+    ):
         built(1, flags([STRAY] * 4, eval_fraction=0.0, malformed_parallel="drop"), tagged)
     phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="causal"), tagged)
     kinds = {True: 4, False: 1}
@@ -167,7 +169,7 @@ def test_phase_3_is_prompts_as_without_them(flags, tagged):
 
 
 def test_tags_of_other_names_and_a_tokenizer_without_the_tags(flags, tiny_tokenizer, tagged):
-    sentence = "expects every tag to be one token, got '<Parallel>', which is none; add it, as steps 1 and 2"
+    sentence = "expects every tag to be a single token, but '<Parallel>' is not; add it to the tokenizer, as"
     with pytest.raises(ThreestepError, match=sentence):
         built(1, flags([GOOD] * 9), tiny_tokenizer)
     tags = ["<fork>", "<branch>", "</branch>", "</fork>"]
@@ -192,8 +194,8 @@ def test_the_cache_follows_the_flags(flags, tagged):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"parallel_tags": ["<a>", "<b>", "</b>"]}, "expects four different tags (a block opens, a path opens, a path "
-         "closes, the block closes), got 3: <a> <b> </b>"),
+        ({"parallel_tags": ["<a>", "<b>", "</b>"]}, "expects four different tags (block opens, path opens, path "
+         "closes, block closes), got 3: <a> <b> </b>"),
         ({"parallel_tags": ["<a>", "<b>", "<b>", "</a>"]}, "got 4: <a> <b> <b> </a>"),
         ({"parallel_tags": ["<a>", " ", "</b>", "</a>"]}, "expects four different tags"),
         ({"loss_on": "conversation"}, "tags count only where the loss falls, because a prompt may quote them"),
@@ -253,7 +255,10 @@ def test_a_block_that_goes_on_in_the_next_turn_is_malformed(thinks, policy):
     torn[1]["content"], torn[3]["content"] = first, second
     rows = [{"messages": torn}, {"messages": TWO_TURNS}]
     if policy == "error":
-        with pytest.raises(ThreestepError, match="row 0: the tags .* a block holds text that the model does not write"):
+        with pytest.raises(
+            ThreestepError,
+            match="row 0: the parallel-thinking tags .* a block contains text that the model does not write",
+        ):
             thinks(1, rows)
         return
     phase, tokenizer = thinks(1, rows, malformed_parallel=policy)

@@ -116,7 +116,7 @@ def test_a_block_does_not_go_on_through_what_another_wrote():
     assert len(find_blocks(ids, TAGS, is_written)) == 1
     is_written[5:7] = False
     for given_ids, mask in ((ids, is_written), (ids[:8], is_written[:8])):
-        with pytest.raises(MalformedBlocks, match="token 5: a block holds text that the model does not write"):
+        with pytest.raises(MalformedBlocks, match="token 5: a block contains text that the model does not write"):
             find_blocks(given_ids, TAGS, mask, cut=True)
 
 
@@ -153,12 +153,12 @@ def test_responses_with_blocks_share_their_prompt(prompt_ids, responses):
 # By reason: tokens, and the one that is named.
 MALFORMED = {
     "a block opens inside a block": ([P, OPEN, PATH, A, OPEN], 4),
-    "a path opens outside a block": ([P, PATH], 1),
+    "a path opens outside of a block": ([P, PATH], 1),
     "a path opens inside a path": ([OPEN, PATH, A, PATH], 3),
-    "a path closes that was not opened": ([OPEN, PATH, A, END_PATH, END_PATH], 4),
+    "a path closes without having been opened": ([OPEN, PATH, A, END_PATH, END_PATH], 4),
     "a path is empty": ([OPEN, PATH, END_PATH], 2),
-    "a block closes that was not opened": ([P, CLOSE], 1),
-    "a block closes before its last path": ([OPEN, PATH, A, CLOSE], 3),
+    "a block closes without having been opened": ([P, CLOSE], 1),
+    "a block closes before its last path does": ([OPEN, PATH, A, CLOSE], 3),
     "a block has no paths": ([P, OPEN, Q, CLOSE], 3),
 }
 

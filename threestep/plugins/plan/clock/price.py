@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-ACCURACY = "this estimate was within 30% of 43 of 48 published training speeds (threestep/plugins/plan/README.md)"
-ROLLOUT_ACCURACY = ", and of 5 of 18 published RL steps, whose other 13 took longer"
+ACCURACY = "this estimate was within 30% for 43 of 48 published training speeds (threestep/plugins/plan/README.md)"
+ROLLOUT_ACCURACY = " and for 5 of 18 published RL steps; the other 13 took longer"
 
 
 class Bill(NamedTuple):
@@ -26,7 +26,7 @@ def time_lines(parts: dict[str, float], device: str, bill: Bill) -> list[str]:
     title = f"seconds of one {bill.unit} on {bill.ranks} x {device}, estimated:"
     steps = bill.steps or 1000
     hours = steps * total / 3600
-    bounded = "" if bill.steps else "; give --max_train_steps for those of your run"
+    bounded = "" if bill.steps else "; give --max_train_steps to see the totals for your run"
     cost = ""
     if bill.price_per_hour is not None:
         cost = f", cost {hours * bill.ranks * bill.price_per_hour:,.2f} at {bill.price_per_hour:g} per hour and rank"
@@ -34,6 +34,8 @@ def time_lines(parts: dict[str, float], device: str, bill: Bill) -> list[str]:
     return [
         "\n".join([title, *rows]),
         f"{steps:,} {bill.unit}s: {hours:,.2f} hours, {hours * bill.ranks:,.1f} device-hours{cost}{bounded}",
-        f"accuracy: {ACCURACY}{of_rollouts}; evaluation, saving and loading are not included, and every row is assumed "
-        "to have full length",
+        (
+            f"accuracy: {ACCURACY}{of_rollouts}; evaluation, saving and loading are not included, and every row is "
+            "assumed to be of maximum length"
+        ),
     ]

@@ -67,7 +67,7 @@ def step_parts(work: TrainingWork, plan: StepPlan, device: Device, running_share
         "memory-bound operators": steps * body.memory,
         "output layer": steps * head.device,
         "recomputation": steps * again.device,
-        "launches by the host": steps * _launches(launched, device),
+        "kernel launches by the host": steps * _launches(launched, device),
         "traffic": exposed,
         **_optimizer(plan, device),
     }

@@ -29,7 +29,7 @@ def mask_lines(
         aligned = 16 // element_bytes
         width = -(-tokens // aligned) * aligned
         saved = layers * rows * tokens * width * element_bytes
-        what = f"attention masks that sdpa keeps, of {layers} layer{'s' if layers > 1 else ''}"
+        what = f"attention masks stored for sdpa, {layers} layer{'s' if layers > 1 else ''}"
         return [MemoryLine("attention mask", mask), MemoryLine(what, saved)]
     kernel = kernel_of(implementation)
     return [] if kernel is None else kernel.mask_memory(rows, tokens)

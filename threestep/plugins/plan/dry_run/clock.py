@@ -35,7 +35,7 @@ def clock_device(
     settings computes, with the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that
     ranks share, whose traffic is not counted yet."""
     if sharing.size > 1 and name not in (None, "cuda"):
-        log_on_main(f"seconds: not known yet for {sharing.flag} {sharing.size}; leave it out to see them")
+        log_on_main(f"times: not yet available with {sharing.flag} {sharing.size}; leave it out to see them")
         return None
     if name is not None and name.endswith(FILE_SUFFIX):
         return device_of_file(name)
@@ -48,8 +48,8 @@ def device_of_file(path: str) -> Device:
         return read_device(Path(path).read_text(encoding="utf-8"))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ThreestepError(
-            f"--device {path} expects a file of `python -m benchmarks.clock --measure`, got {type(error).__name__}: "
-            f"{error}; measure again, or name a device"
+            f"--device {path} expects a file written by `python -m benchmarks.clock --measure`, got "
+            f"{type(error).__name__}: {error}; measure again, or name a device"
         ) from error
 
 
@@ -58,7 +58,7 @@ def step_plan(
 ) -> StepPlan:
     """The plan by which `model`, on meta, trains."""
     for untimed in sorted({each.untimed for each in loading.preparers if each.untimed}):
-        log_on_main(f"seconds: without {untimed}")
+        log_on_main(f"times do not include {untimed}")
     return StepPlan(
         sum(part.numel() for part in model.parameters()),
         sum(part.numel() for part in model.parameters() if part.requires_grad),

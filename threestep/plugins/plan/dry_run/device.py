@@ -24,8 +24,8 @@ def verdict(device: PlannedDevice, most_bytes: int) -> str | None:
     size, share = _size_and_share(device.memory_bytes, most_bytes)
     if not device.leaves_room(most_bytes):
         return (
-            f"this hardly fits {size}: {share}, and CUDA's context, the collectives' buffers and fragmentation "
-            f"take about {SHARE_OF_OTHERS:.0%}"
+            f"this barely fits {size}: {share}, but CUDA's context, the collectives' buffers and fragmentation "
+            f"also need about {SHARE_OF_OTHERS:.0%}"
         )
     return f"this fits {size}: {share}"
 

@@ -37,7 +37,10 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     auto_class = language_model_class(config, with_media=False)
     if scores:
         auto_class, config.num_labels = scalar_model_class(config), 1
-    with errors_explained("model of the shape in config.json", settings.name_or_path, Exception), torch.device("meta"):
+    with (
+        errors_explained("a model with the shape in config.json", settings.name_or_path, Exception),
+        torch.device("meta"),
+    ):
         model = auto_class.from_config(config, dtype=dtype)
         counted = as_counted(settings)
         for preparer in counted.preparers:

@@ -51,9 +51,9 @@ def chosen_forward(
         needed = _estimated_as_given(flags.with_forwards_of(size), scalar, responses, counts).most_bytes(device)
         if device.leaves_room(needed):
             break
-    free = "" if device.memory_bytes is None else f" of {device.memory_bytes / 1e9:.3g} that are free"
+    free = "" if device.memory_bytes is None else f" of {device.memory_bytes / 1e9:.3g} GB free"
     return AutoChoice(
-        "per_device_train_batch_size", size, f"of a step's {step}; a forward may take {needed / 1e9:.3g} GB{free}"
+        "per_device_train_batch_size", size, f"of {step} in a step; a forward may need {needed / 1e9:.3g} GB{free}"
     )
 
 
@@ -129,8 +129,8 @@ def _batches(flags: OneModelFlags, sequences: int, responses: int, forward: Larg
     engine, accumulation = flags.engine, flags.engine.gradient_accumulation_steps
     sequences_per_step = sequences * (ranks // forward.sharing) * accumulation
     return (
-        f"batches: an optimizer step takes {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
-        f"({sequences} x {ranks_in_words(ranks, forward.sharing)} x {accumulation}); a forward of "
+        f"batches: an optimizer step uses {sequences_per_step} {'prompts' if responses > 1 else 'sequences'} "
+        f"({sequences} x {ranks_in_words(ranks, forward.sharing)} x {accumulation}); a forward on "
         f"{'one rank' if forward.sharing == 1 else 'one group'} holds at most {forward.targets:,} tokens in "
         f"{'padded' if engine.padded else 'packed'} rows of at most {forward.tokens:,}"
     )

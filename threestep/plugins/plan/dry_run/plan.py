@@ -62,7 +62,7 @@ class PlannedModel:
     def moments(self) -> tuple[Moment, Moment]:
         """The height of a backward, and the optimizer's step."""
         backward = Moment("in a backward", (self.engine.buffers, *self.forward))
-        return backward, Moment("in the optimizer's step", (self.engine.stepping,))
+        return backward, Moment("in the optimizer step", (self.engine.stepping,))
 
 
 def plan_training(
@@ -93,7 +93,7 @@ def plan_training(
     recomputed += "".join(f", {each.planned}" for each in loading.preparers if each.planned)
     lines = [
         MemoryLine(f"activations{recomputed}", held),
-        MemoryLine("layer inputs on the host, pinned", 0, pinned_inputs(saved, loading)),
+        MemoryLine("layer inputs in pinned host memory", 0, pinned_inputs(saved, loading)),
         MemoryLine("gradients of activations", 3 * saved.widest),
         *whole_layer,
         *beside,
@@ -116,9 +116,11 @@ def plan_training(
     if loading.weights_form:
         adapters += f" on weights in {loading.weights_form}"
     sentences = [
-        f"model: {type(model).__name__}, {count_weights(model):,} weights, of which {trained:,} train{adapters}; "
-        f"{settings.dtype}, attention {attention}, gradient checkpointing "
-        f"{'on' if loading.gradient_checkpointing else 'off'}",
+        (
+            f"model: {type(model).__name__}, {count_weights(model):,} weights ({trained:,} trained){adapters}; "
+            f"{settings.dtype}, attention {attention}, gradient checkpointing "
+            f"{'on' if loading.gradient_checkpointing else 'off'}"
+        ),
         f"DeepSpeed: {json.dumps(config)}",
     ]
     if beside and forward.media is not None:
@@ -169,7 +171,7 @@ def _with_packed_weights(engine: EngineMemory, model: Any) -> tuple[EngineMemory
     held = engine.parameters.device_bytes + sum(part.nbytes for layer in layers for part in layer.buffers())
     largest = max(layer.weight.nbytes for layer in layers)
     parameters = replace(engine.parameters, name=f"weights, layers in {layers[0].form}", device_bytes=held)
-    return replace(engine, parameters=parameters), [MemoryLine("a rounded weight made whole", largest)]
+    return replace(engine, parameters=parameters), [MemoryLine("one dequantized weight", largest)]
 
 
 def planned_chunk_mb(model: Any, dtype: str, device: PlannedDevice) -> int:

@@ -88,7 +88,7 @@ def chosen_reuse(flags: PpoFlags, components: Components, device: PlannedDevice)
     try:
         return _chosen_reuse(flags, components, kept_counts(), device)[0]
     except _UNCOUNTED:
-        return AutoChoice(FORWARDS, False, "the memory of a model of this family cannot be counted")
+        return AutoChoice(FORWARDS, False, "cannot count the memory of this model family")
 
 
 def _chosen_reuse(
@@ -106,12 +106,12 @@ def _chosen_reuse(
         apart = estimated_as_given(with_reuse(flags, chosen._replace(value=False)), components, counts)
         least = apart.most_bytes(device)
         if needed > _MOST_TIMES * least:
-            more = f"true is faster and takes {needed / 1e9:.3g} GB instead of {least / 1e9:.3g}"
+            more = f"true is faster but needs {needed / 1e9:.3g} GB instead of {least / 1e9:.3g} GB"
             return AutoChoice(name, False, more), apart
     if device.memory_bytes is None or device.leaves_room(needed):
         return chosen, found
     free = device.memory_bytes / 1e9
-    return AutoChoice(name, False, f"true may take {needed / 1e9:.3g} GB, and {free:.3g} are free"), None
+    return AutoChoice(name, False, f"true may need {needed / 1e9:.3g} GB, but only {free:.3g} GB are free"), None
 
 
 def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
@@ -203,7 +203,7 @@ def _reused(
         return {}
     forwards, own = -(-ppo.sequences_per_minibatch // forward.rows), trained["actor"].forward[0].device_bytes
     further = {"actor": (forwards - 1) * own, "critic": forwards * own}
-    return {role: (MemoryLine("the actor's activations, kept", further[role]),) for role in trained if further[role]}
+    return {role: (MemoryLine("the actor's stored activations", further[role]),) for role in trained if further[role]}
 
 
 def _whole_logits(actor: Any, forward: LargestForward, components: Components) -> list[MemoryLine]:
@@ -212,7 +212,7 @@ def _whole_logits(actor: Any, forward: LargestForward, components: Components) -
     if not (algorithm.wants_reference and algorithm.kl_estimator.of_logits):
         return []
     vocabulary = actor.config.get_text_config().vocab_size
-    return [MemoryLine("actor: logits of two models for the exact KL", 2 * 4 * forward.targets * vocabulary)]
+    return [MemoryLine("actor: both models' logits for the exact KL", 2 * 4 * forward.targets * vocabulary)]
 
 
 def _forward(flags: PpoFlags, components: Components, keeps_small: bool) -> LargestForward:
@@ -318,15 +318,15 @@ def _rollout(
     lines = [  # at its start all rows of a rollout are alive
         MemoryLine(f"rollout: key-value cache, {sequences} x {longest}", cached()),
         # Its room grows layer by layer, and before that a prompt's keys and values are repeated for its responses.
-        MemoryLine("rollout: the layer of the cache that is copied", cached(largest_layer=True)),
-        MemoryLine("rollout: logits of a token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
+        MemoryLine("rollout: copy of one layer's cache", cached(largest_layer=True)),
+        MemoryLine("rollout: logits of one token", sequences * config.vocab_size * (size + 4 * _DRAWING_COPIES)),
     ]
     if media is not None:
         drawn = ppo.per_device_generation_batch_size * flags.data.rows.max_prompt_seq_len
         seen = media.of_tokens(drawn).lines(actor)
         lines += [replace(line, name=f"rollout: {line.name}") for line in seen]
     if is_sharded:
-        lines.append(MemoryLine("rollout: the actor's weights, whole", weights))
+        lines.append(MemoryLine("rollout: the actor's full weights", weights))
     return lines, []
 
 
@@ -334,7 +334,7 @@ def _kept_weights(actor: Any, roles: RolesArguments, versions: int) -> MemoryLin
     """The whole weights of so many steps, by which later rollouts are drawn."""
     elements = sum(map(torch.numel, _plain_parameters(actor))) + packed_elements(actor)
     return MemoryLine(
-        f"rollouts ahead: the actor's weights, {versions} x", versions * ELEMENT_BYTES[roles.dtype] * elements
+        f"rollouts ahead: the actor's weights, copied {versions} x", versions * ELEMENT_BYTES[roles.dtype] * elements
     )
 
 
@@ -347,8 +347,9 @@ def _sent_bytes(actor: Any, roles: RolesArguments) -> int:
 def _batches(ppo: PpoArguments, forward: LargestForward, longest: int, ranks: int) -> str:
     rolled_out, minibatch = ppo.sequences_per_rollout, ppo.sequences_per_minibatch
     return (
-        f"batches: a rank draws {ppo.num_samples_per_prompt} x {ppo.per_device_generation_batch_size} responses at a "
-        f"time and {rolled_out} ({rolled_out * ranks} on all ranks) between two updates; an optimizer step takes "
-        f"{minibatch * ranks} of them, {rolled_out // minibatch * ppo.ppo_epochs} steps a rollout; a forward of one "
-        f"rank holds at most {forward.rows * forward.tokens:,} tokens, sequences at most {longest:,}"
+        f"batches: a rank generates {ppo.num_samples_per_prompt} x {ppo.per_device_generation_batch_size} "
+        f"responses at a time and {rolled_out} ({rolled_out * ranks} on all ranks) per rollout; an optimizer step "
+        f"uses {minibatch * ranks} of them, which makes {rolled_out // minibatch * ppo.ppo_epochs} steps per "
+        f"rollout; a forward on one rank holds at most {forward.rows * forward.tokens:,} tokens, and a sequence at "
+        f"most {longest:,}"
     )

@@ -139,7 +139,7 @@ def _drawing(
     }
     if together > 1:
         summed = sum_seconds(decoding, config.num_hidden_layers, config.hidden_size, together, device=device)
-        parts["sums between ranks that draw together"] = ppo.generation_batches * summed
+        parts["all-reduce between ranks that generate together"] = ppo.generation_batches * summed
     if roles.actor_zero_stage == 3 and ranks > 1:
-        parts["weights to the rollout"] = gather_seconds(size * weights, ranks, device)
+        parts["sending weights to the rollout"] = gather_seconds(size * weights, ranks, device)
     return parts

@@ -51,5 +51,5 @@ def advised_sharing(given: RowSharing, sizes: Sequence[int], memory_of: Memory, 
         most = max(one.device_bytes for one in most_at_once(*memory_of(size)))
         if device.leaves_room(most):
             share = f"{most / 2**30:.1f} GiB, {most / device.memory_bytes:.0%} of it"
-            return None if size == given.size else f"{given.flag} {size} is the least that fits: {share}"
-    return f"no {given.flag} up to {sizes[-1]} fits, which leaves {most / 2**30:.1f} GiB on a rank"
+            return None if size == given.size else f"{given.flag} {size} is the smallest that fits: {share}"
+    return f"no {given.flag} up to {sizes[-1]} fits: {sizes[-1]} would still need {most / 2**30:.1f} GiB per rank"

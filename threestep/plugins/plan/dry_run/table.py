@@ -53,14 +53,14 @@ def print_memory(
     them. Lines without bytes are left out. verdict: returns a sentence on the most bytes on the device."""
     sums = most_at_once(held, moments)
     largest = MemoryLine(_MOST, max(one.device_bytes for one in sums), max(one.host_bytes for one in sums))
-    table: list[MemoryLine | None] = [*_shown(held), total(held, "held all the time"), None]
+    table: list[MemoryLine | None] = [*_shown(held), total(held, "total held throughout"), None]
     for moment, reached in zip(moments, sums, strict=True):
         table += [*(replace(line, name=f"+ {line.name}") for line in _shown(moment.lines)), reached, None]
     table.append(largest)
     width = max(len(line.name) for line in table if line is not None)
     rule = "  " + "-" * (width + 22)
     rows = [rule if line is None else _row(line, width) for line in table]
-    title = "estimated memory of one rank, in GiB:"
+    title = "estimated memory per rank, in GiB:"
     log_on_main("\n".join([title, f"  {'':{width}} {'device':>10} {'host':>10}", *rows]))
     sentence = verdict(largest.device_bytes)
     if sentence is not None:

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_said(wanted, estimates):
     )
     assert "GPU memory but a rank has" in str(mistake.value) and "use more --gpus" in str(mistake.value)
     here = wanted(ranks=3)
-    with pytest.raises(ThreestepError, match="--sequences_per_step 16 expects a multiple of the 3 ranks"):
+    with pytest.raises(ThreestepError, match="--sequences_per_step 16 must be a multiple of the 3 ranks"):
         best_of(search(here, estimates), here)
     assert fits(MemoryLine("", 900), wanted()) and not fits(MemoryLine("", 901), wanted())
 
@@ -153,10 +153,10 @@ def test_what_does_not_fit_is_said(wanted, estimates):
 def test_a_plans_words_and_its_file(wanted, estimates):
     tried = search(wanted(), estimates)
     assert list(reasons(tried[0], tried)) == [
-        "with ZeRO-0, micro-batches of 4, recomputation: 2.000 s slower, most by recomputation (+3.000 s)",
-        "with offload: 5.000 s slower, most by offload (+5.000 s)",
-        "with recomputation: 3.000 s slower, most by recomputation (+3.000 s)",
-        "with micro-batches of 2: 3.000 s slower, most by matmuls (+2.000 s)",
+        "with ZeRO-0, micro-batches of 4, recomputation: 2.000 s slower, mainly due to recomputation (+3.000 s)",
+        "with offload: 5.000 s slower, mainly due to offload (+5.000 s)",
+        "with recomputation: 3.000 s slower, mainly due to recomputation (+3.000 s)",
+        "with micro-batches of 2: 3.000 s slower, mainly due to matmuls (+2.000 s)",
     ]
     best = search(wanted(), estimates)[0]
     text = as_yaml(best, "threestep sft --config plan.yaml --num_ranks 4")
@@ -210,8 +210,8 @@ def test_each_number_of_gpus_has_its_best_or_what_is_missing(wanted, estimates):
     one, four, sixteen, more = points(wanted(), (1, 4, 16, 32), partial(search, estimates=estimates), nothing)
     assert (one.device_seconds, four.device_seconds, sixteen.device_seconds) == (25.0, 28.0, 48.0)
     assert limit(four, four) == "the cheapest"
-    assert limit(sixteen, four) == "+71%, most by matmuls"
-    assert more.best is None and limit(more, four) == "the batch has 16 sequences"
+    assert limit(sixteen, four) == "+71%, mainly due to matmuls"
+    assert more.best is None and limit(more, four) == "the batch has only 16 sequences"
     (point,) = points(wanted(gpu_bytes=10), (4,), partial(search, estimates=estimates), nothing)
     assert point.best is None and point.why_none.startswith("nothing fits 4 x h100") and point.device_seconds > 1e9
 
@@ -254,7 +254,7 @@ def test_the_file_is_taken_by_the_steps_dry_run(tmp_path, capsys, task):
           "--price_per_hour", "2.5", "--num_samples_per_prompt", "2", *FEW])  # fmt: skip
     said = capsys.readouterr().out
     assert f"{task} of {tmp_path} on 2 x h100, 4 sequences of 64 tokens" in said and "\n3. " in said
-    seconds = float(said.split("1. ZeRO")[1].split(" s a ")[0].split()[-1])
+    seconds = float(said.split("1. ZeRO")[1].split(" s per ")[0].split()[-1])
     kind = "ppo" if task == "grpo" else task
     program = importlib.import_module(next(step.program for step in known_steps().values() if step.kind == kind))
     program.main(["--config", str(place / FILE), "--dry_run", "true", "--device", "h100", "--num_ranks", "2"])
@@ -264,7 +264,7 @@ def test_the_file_is_taken_by_the_steps_dry_run(tmp_path, capsys, task):
 
 
 def test_nothing_that_fits_is_one_sentence(tmp_path):
-    with pytest.raises(ThreestepError, match="nothing fits 1 x rtx4090: the closest .* too few; use more --gpus"):
+    with pytest.raises(ThreestepError, match="nothing fits 1 x rtx4090: the closest .* short.; use more --gpus"):
         main(["--model", "8B", "--gpus", "1xrtx4090", "--output_dir", str(tmp_path), "--curve", "false",
               "--sequences_per_step", "1", "--host_memory_gb", "8"])  # fmt: skip
 
@@ -279,7 +279,7 @@ def test_nothing_that_fits_is_one_sentence(tmp_path):
             for number in ("²", "٣", "0", "1" + 30 * "0", 5000 * "9")
         ),
         (["--model", "8B", "--host_memory_gb", "inf"], "--host_memory_gb expects .*, got inf"),
-        (["--model", "8B", "--gpus", "8xh10"], "got '8xh10'; names are h100, .*; did you mean 'h100'"),
+        (["--model", "8B", "--gpus", "8xh10"], "got '8xh10'; the names are h100, .*; did you mean 'h100'"),
     ],
 )
 def test_mistakes(words, sentence):

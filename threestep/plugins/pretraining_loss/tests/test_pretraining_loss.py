@@ -75,7 +75,7 @@ def test_blocks_follow_seed_length_text_and_tokenizer(text_flags, build, tiny_to
 
 
 def test_mistakes_in_unsupervised_text(build, text_flags, tiny_tokenizer, write_rows):
-    with pytest.raises(ThreestepError, match="--unsupervised_dataset_name expects a dataset, got none"):
+    with pytest.raises(ThreestepError, match="--unsupervised_dataset_name expects a dataset, but the name is empty"):
         build(TextArguments(), tiny_tokenizer, 8, seed=1)
     with pytest.raises(ThreestepError, match="unsupervised_dataset_name: 'missing.jsonl' does"):
         build(TextArguments("jsonl:missing.jsonl"), tiny_tokenizer, 8, seed=1)
@@ -173,7 +173,7 @@ def test_text_from_a_folder_and_from_the_training_split_of_the_hub(hub, build, t
     datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "texts"))
     named = TextArguments(str(tmp_path / "texts"))
     assert len(build(named, tiny_tokenizer, 8, seed=1)) > 10
-    with pytest.raises(ThreestepError, match="no column 'body', its columns are text.*--unsupervised_text_column"):
+    with pytest.raises(ThreestepError, match="no column 'body', only text.*--unsupervised_text_column"):
         build(replace(named, unsupervised_text_column="body"), tiny_tokenizer, 8, seed=1)
     hub.splits = {"train": [{"text": "one two three four"}] * 3, "test": [{"text": "no"}]}
     blocks = build(TextArguments("hub:own/rows"), tiny_tokenizer, 4, seed=1)

@@ -114,22 +114,22 @@ def test_each_step_is_fed_with_the_one_before():
     ("change", "message"),
     [
         ({"step1": {}}, "f: unknown section 'step1'; did you mean 'step1_sft'"),
-        ({"ranks": "two"}, "expected ranks to be a positive whole number, got 'two'"),
-        ({"ranks": True}, "expected ranks to be a positive whole number, got True"),
-        ({"output_dir": None}, "expected output_dir, a folder, got None"),
-        ({"shared": ["data_path"]}, r"expected 'shared' to hold settings, got \['data_path'\]"),
-        ({"model_name_or_path": "m"}, "expected either model_name_or_path .* or new_model .*, got both"),
+        ({"ranks": "two"}, "ranks must be a positive whole number, got 'two'"),
+        ({"ranks": True}, "ranks must be a positive whole number, got True"),
+        ({"output_dir": None}, "output_dir must be a folder, got None"),
+        ({"shared": ["data_path"]}, r"'shared' must hold settings, got \['data_path'\]"),
+        ({"model_name_or_path": "m"}, "set either model_name_or_path .* or new_model .*, got both"),
         ({"step1_sft": {"output_dir": "o"}}, "'step1_sft' sets output_dir; set output_dir at the top"),
         ({"shared": {"seed": 3}}, "'shared' sets seed; set seed at the top of the file, or --seed"),
-        ({"resume": "runs/x/step_000001"}, "expected resume to be true or false, got 'runs/x/step_000001'; a step's"),
-        ({"shared": {"resume": True}}, "'shared' sets resume, which would train finished steps again; set resume at"),
+        ({"resume": "runs/x/step_000001"}, "resume must be true or false, got 'runs/x/step_000001'; to resume"),
+        ({"shared": {"resume": True}}, "'shared' sets resume, which would resume training in steps that"),
         ({"step2_dpo": {}}, "(?s)lead to 'step2_dpo' .*got 'step2_reward' too; .*got 'step3_ppo' too; remove one"),
     ],
 )
 def test_mistakes_are_told(change, message):
     with pytest.raises(ThreestepError, match=message):
         all_steps.read_plan({**VALUES, **change}, "f")
-    with pytest.raises(ThreestepError, match="(?s)unknown section 'rank'.*expected output_dir.*got neither"):
+    with pytest.raises(ThreestepError, match="(?s)unknown section 'rank'.*output_dir must be.*got neither"):
         all_steps.read_plan({"rank": 2}, "f")
 
 
@@ -177,7 +177,7 @@ def test_a_whole_run(steps, tmp_path, capsys):
     }  # fmt: skip
     table = capsys.readouterr().out
     assert "| step 1: SFT loss " in table and "6.5000" in table and "1.2500" in table
-    assert "the exact checker" in table and "standard error: 0.1250" in table
+    assert "the exact checker" in table and "standard error of the difference: 0.1250" in table
 
 
 def test_switches_of_plugins_reach_every_step_and_the_end(steps, tmp_path, monkeypatch):
@@ -191,7 +191,7 @@ def test_switches_of_plugins_reach_every_step_and_the_end(steps, tmp_path, monke
     assert ended == [("at_end_of_all", Path("runs/x"), {"drawn": False, "told": True})]
     settings = yaml.safe_load((tmp_path / "runs/x/configs/step1_sft.yaml").read_text())
     assert settings["drawn"] is False and "told" not in settings
-    with pytest.raises(ThreestepError, match="expected told to be true or false, got 'no'"):
+    with pytest.raises(ThreestepError, match="told must be true or false, got 'no'"):
         all_steps.read_plan({**VALUES, "told": "no"}, "f")
 
 
@@ -218,7 +218,7 @@ def test_the_first_failure_ends_the_run(steps, tmp_path, capsys):
     assert end.value.code == 3
     assert calls[-1][0] == "training.step2_reward.main"
     told = capsys.readouterr().err
-    assert "step 2 of 3, reward model (training.step2_reward.main) ended with code 3" in told
+    assert "step 2 of 3, reward model (training.step2_reward.main) exited with code 3" in told
     assert not (tmp_path / "runs/x/summary.json").exists()
 
 
@@ -226,7 +226,7 @@ def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path, monkeypatch):
     calls, _ = steps
     all_steps.main(["--config", "run.yaml"])
     calls.clear()
-    with pytest.raises(ThreestepError, match="step1_sft: .* holds a finished run .*, or --resume to leave finished"):
+    with pytest.raises(ThreestepError, match="step1_sft: .* holds a finished run .*, or --resume to skip finished"):
         all_steps.main(["--config", "run.yaml"])
     (tmp_path / "runs/x/step1_sft/summary.json").unlink()
     with pytest.raises(ThreestepError, match="step2_reward: .* holds a finished run .*or --overwrite to replace"):
@@ -235,7 +235,7 @@ def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path, monkeypatch):
     all_steps.main(["--config", "run.yaml", "--overwrite"])
     assert len(calls) == 4 and all("--overwrite" in call[1] for call in calls[1:])
     monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # an old figure is never taken for one of these
-    with pytest.raises(ThreestepError, match="step1_sft finished, but left no figures: "):
+    with pytest.raises(ThreestepError, match="step1_sft finished but wrote no figures: "):
         all_steps.main(["--config", "run.yaml", "--overwrite"])
 
 
@@ -295,7 +295,8 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"[1]", None])
 @pytest.mark.parametrize(
-    ("name", "words"), [("seconds.json", "seconds.json"), ("step1_sft/summary.json", "left no figures: .*summary.json")]
+    ("name", "words"),
+    [("seconds.json", "seconds.json"), ("step1_sft/summary.json", "wrote no figures: .*summary.json")],
 )
 def test_damaged_files_of_the_run_are_named(steps, tmp_path, name, words, content):
     all_steps.main(["--config", "run.yaml"])
@@ -382,7 +383,7 @@ def test_the_steps_files_are_without_credentials_and_are_compared_so(tmp_path, m
 def test_a_dry_run_prints_commands_and_folders_and_writes_nothing(without_steps, capsys):
     without_steps({"new_model": {"vocab_size": 512}, "step3_ppo": {"max_answer_seq_len": 16}}, "--num_ranks", "2")
     printed = capsys.readouterr().out
-    assert printed.startswith("dry run: nothing is trained or written; a run would start on 2 ranks\n")
+    assert printed.startswith("dry run: nothing is trained or written; this would run on 2 ranks\n")
     made = "--data_path=csv:pairs.csv --vocab_size=512 --out=out/new_model\n"
     assert f"python -m threestep.plugins.programs.new_model {made}" in printed
     assert "== step 3 of 3, PPO\npython -m training.step3_ppo.main --data_path=csv:pairs.csv" in printed
@@ -420,7 +421,7 @@ def test_a_dry_run_names_steps_that_are_finished_or_would_be_replaced(tmp_path, 
     with pytest.raises(ThreestepError, match="step1_sft: .*holds a finished run"):
         without_steps({})
     without_steps({}, "--overwrite")
-    assert "writes out/step1_sft (holds a run, which will be replaced)\n" in capsys.readouterr().out
+    assert "writes out/step1_sft (holds a run that would be replaced)\n" in capsys.readouterr().out
 
 
 ALL = "python -m threestep.plugins.programs.all_steps"

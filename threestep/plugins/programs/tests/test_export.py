@@ -47,9 +47,9 @@ def test_a_damaged_one_is_never_exported(run, capsys):
 
 
 def test_no_checkpoint_there(tmp_path):
-    with pytest.raises(ThreestepError, match="step_000009: there is no such folder; give another"):
+    with pytest.raises(ThreestepError, match="step_000009: the folder does not exist; give another"):
         find_checkpoint(tmp_path / "step_000009")
-    with pytest.raises(ThreestepError, match="with no checkpoints in .*; --save_every writes them"):
+    with pytest.raises(ThreestepError, match="has no checkpoints in .*; save some with --save_every"):
         find_checkpoint(tmp_path)
 
 
@@ -57,7 +57,7 @@ def test_a_finished_run_without_checkpoints_gives_its_model(tmp_path, capsys):
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
     (run / "model/config.json").write_text("{}")
-    with pytest.raises(ThreestepError, match="with no checkpoints in"):
+    with pytest.raises(ThreestepError, match="has no checkpoints in"):
         export.main([str(run), str(tmp_path / "out")])  # it was killed before its end
     (run / "summary.json").write_text("{}")
     export.main([str(run), str(tmp_path / "out")])
@@ -65,7 +65,7 @@ def test_a_finished_run_without_checkpoints_gives_its_model(tmp_path, capsys):
     with pytest.raises(ThreestepError, match="^OUT '.*' cannot be written: .*config.json: a file is in the way"):
         export.main([str(run), str(tmp_path / "out/config.json/model")])
     assert "has no checkpoints (--save_every, --save_at_end); copied its finished model " in capsys.readouterr().out
-    with pytest.raises(ThreestepError, match="with no checkpoints in"):
+    with pytest.raises(ThreestepError, match="has no checkpoints in"):
         export.main([str(run), str(tmp_path / "other"), "--part", "critic"])
 
 
@@ -128,13 +128,13 @@ def test_what_was_trained_beside_a_model_is_written_beside_it(exported, tiny_tok
 
 def test_no_checkpoint_there_or_one_of_an_earlier_version(run, tmp_path):
     with pytest.raises(
-        ThreestepError, match="has no models/ with configuration and tokenizer: it is from an older Threestep"
+        ThreestepError, match="has no models/ with configuration and tokenizer, because an older version of Threestep"
     ):
         main([str(run), str(run / "out")])
-    with pytest.raises(ThreestepError, match="step_000009: there is no such folder; give another"):
+    with pytest.raises(ThreestepError, match="step_000009: the folder does not exist; give another"):
         find_checkpoint(tmp_path / "step_000009")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ThreestepError, match="with no checkpoints in .*; --save_every writes them"):
+    with pytest.raises(ThreestepError, match="has no checkpoints in .*; save some with --save_every"):
         find_checkpoint(tmp_path / "empty")
 
 
@@ -146,10 +146,10 @@ def test_parts_are_engines(tmp_path):
 @pytest.mark.parametrize(
     ("family", "name", "words"),
     [
-        ("llama", "model.norm.weight", "lacks 1 weights of its model, such as {}: .* the run's versions"),
-        ("llama", "lm_head.weight", "lacks 1 weights of its model, such as {}: "),  # not tied, though it can be
-        ("gpt2", "transformer.h.1.ln_1.bias", "lacks 1 weights of its model, such as {}: "),
-        ("llama", "model.layers.0.mlp.up_proj.bias", "has 1 weights that its model does not know, such as .*{}: the"),
+        ("llama", "model.norm.weight", "lacks 1 of its model's weights, such as {}: .* the versions that the run used"),
+        ("llama", "lm_head.weight", "lacks 1 of its model's weights, such as {}: "),  # not tied, though it can be
+        ("gpt2", "transformer.h.1.ln_1.bias", "lacks 1 of its model's weights, such as {}: "),
+        ("llama", "model.layers.0.mlp.up_proj.bias", "has 1 weights that its model does not have, such as .*{}: the"),
     ],
 )
 def test_a_weight_that_is_lacking_or_that_nobody_knows(exported, tiny_tokenizer, family, name, words):

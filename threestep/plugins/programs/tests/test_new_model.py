@@ -125,7 +125,7 @@ def test_an_earlier_model_is_replaced_and_other_files_are_not(make, tmp_path):
     other = tmp_path / "papers"
     other.mkdir()
     (other / "thesis.txt").write_text("years")
-    with pytest.raises(ThreestepError, match="--out .*papers' contains files that are not a model"):
+    with pytest.raises(ThreestepError, match="--out .*papers' contains files that do not belong to a model"):
         make("papers")
     assert (other / "thesis.txt").read_text() == "years"
     with pytest.raises(ThreestepError, match="^--out expects a folder, got '.*rows.jsonl', which is a file; name"):
@@ -210,7 +210,7 @@ def test_texts_of_rows_with_images_and_of_rows_without_text(tmp_path):
         (["--vision", "--vocab_size=262"], r"--vocab_size expects at least 263 \(256 bytes and 7 special tokens\)"),
         (
             ["--vision", "--hidden_size=24", "--num_attention_heads=4"],
-            "--hidden_size 24 does not split .* of a width that is a multiple of 8; give a multiple of 32",
+            "--hidden_size 24 does not split .* of a width divisible by 8; give a multiple of 32",
         ),
         (["--vision", "--max_image_tokens=0"], "--max_image_tokens expects 1 or more, got 0"),
         (["--vocab_size=257"], r"--vocab_size expects at least 258 \(256 bytes and 2 special tokens\), got 257"),

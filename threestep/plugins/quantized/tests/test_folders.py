@@ -71,7 +71,8 @@ def test_weights_in_fp8_are_read_as_what_they_stand_for(save_folder, tiny_tokeni
     check_trains(ModelSettings(folder), generates=True)
     said = capsys.readouterr().out
     assert (
-        f"the weights of '{folder}' are stored in FP8 (quantization_config in its config.json); they are read" in said
+        f"the weights of '{folder}' are stored in FP8 (quantization_config in its config.json); they are dequantized"
+        in said
     )
     model = loaded(folder, tiny_tokenizer)
     state = model.state_dict()
@@ -96,16 +97,16 @@ def test_experts_in_mxfp4_are_read_as_what_they_stand_for(tmp_path, tiny_tokeniz
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "that bitsandbytes has quantized to 4 bits"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "that bitsandbytes has quantized to 8 bits"),
-        ({"load_in_8bit": True}, "with LoRA and --load_in_4bit or --load_in_8bit to round it"),  # an older folder
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes has quantized them to 4 bits"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes has quantized them to 8 bits"),
+        ({"load_in_8bit": True}, "with LoRA and --load_in_4bit or --load_in_8bit to quantize it"),  # an older folder
         (
             {"quant_method": "gptq", "bits": 4},
-            "that gptq has quantized .quantization_config in its config.json., which",
+            "gptq has quantized them .quantization_config in its config.json., and",
         ),
-        ({"quant_method": "awq"}, "that awq has quantized .* give the model that was quantized$"),
-        ({"quant_method": "mxfp8"}, "that mxfp8 has quantized"),
-        ({"quant_method": "compressed-tensors"}, "that compressed-tensors has quantized"),
+        ({"quant_method": "awq"}, "awq has quantized them .* give the original, unquantized model$"),
+        ({"quant_method": "mxfp8"}, "mxfp8 has quantized them"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors has quantized them"),
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
@@ -116,7 +117,7 @@ def test_weights_that_cannot_be_trained(given, words, nested):
     else:
         config.quantization_config = given
     check_form(config, "FOLDER")  # a finished model may be read in it
-    with pytest.raises(ThreestepError, match=f"'FOLDER': expected whole weights to train, got some .*{words}"):
+    with pytest.raises(ThreestepError, match=f"'FOLDER': expected unquantized weights to train, but .*{words}"):
         stored_form(config).check_trains(config, "FOLDER")
     form = stored_form(config)
     assert not isinstance(form, WholeWeights) and not form.is_read_whole(config)
@@ -128,9 +129,9 @@ def test_a_method_that_nobody_knows(save_folder, capsys, given):
     check_trains(ModelSettings(folder), generates=True)
     assert capsys.readouterr().out == ""  # whole weights pass without a word
     settings_in(folder, quantization_config=given)
-    words = r"config.json' expects in quantization_config a JSON object that says how"
+    words = r"config.json': quantization_config must be a JSON object that says how"
     if isinstance(given, dict):
-        words = f"expects in quant_method one of aqlm, .*, vptq, got {given.get('quant_method')!r}; give the"
+        words = f"needs a quant_method that is one of aqlm, .*, vptq, got {given.get('quant_method')!r}; give the"
     with pytest.raises(ThreestepError, match=words):
         load_config(folder)
 
@@ -141,7 +142,7 @@ def test_a_quantized_base(adapter):
     settings_in(str(base), quantization_config={"quant_method": "awq"})
     with pytest.raises(ThreestepError, match="weights are quantized, so merging would round them; set base_model"):
         load(folder)
-    words = f"the base model of the adapter '{folder}': '{base}': expected whole w"
+    words = f"the base model of the adapter '{folder}': '{base}': expected unquantized w"
     with pytest.raises(ThreestepError, match=words) as said:
         check_trains(ModelSettings(folder), generates=True)
     assert str(said.value).endswith(f"and set base_model_name_or_path in '{folder}/adapter_config.json'")

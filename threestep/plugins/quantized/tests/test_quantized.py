@@ -48,7 +48,7 @@ from training.utils.models.weights import adapters_off, count_weights, packed_la
 from training.utils.preference.reference import precision_of
 
 LORA = {"actor_lora_dim": 4, "critic_lora_dim": 4}
-WHOLE = "as rounded weights are whole on every rank; leave one of the two out"
+WHOLE = "because quantized weights are not sharded across ranks; leave one of them out"
 MODELS = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
 
 
@@ -64,7 +64,10 @@ def mistakes_of(flags: Any) -> list[str]:
     return mistakes.sentences
 
 
-NO_RANK = "--load_in_{} freezes the weights that it rounds, and --{}lora_dim is 0; give --{}lora_dim a rank, such as 16"
+NO_RANK = (
+    "--load_in_{} freezes the weights that it quantizes, so only adapters can train, but --{}lora_dim is 0; give it a "
+    "rank, such as --{}lora_dim 16"
+)
 
 
 @pytest.mark.parametrize(
@@ -75,22 +78,25 @@ NO_RANK = "--load_in_{} freezes the weights that it rounds, and --{}lora_dim is 
         ("--load_in_4bit", NO_RANK.format("4bit", "", "")),
         (
             "--load_in_8bit --lora_dim 4 --only_optimize_lora false",
-            "--load_in_8bit freezes the weights that it rounds, and --only_optimize_lora false trains them; leave one",
+            "--load_in_8bit freezes the weights that it quantizes, but --only_optimize_lora false trains them; leave",
         ),
         (
             "--load_in_8bit --load_in_4bit --lora_dim 4",
-            "--load_in_4bit and --load_in_8bit both say how many bits a weight takes; leave one of them out",
+            "--load_in_4bit and --load_in_8bit contradict each other; leave one of them out",
         ),
         (
             "--load_in_8bit --lora_dim 4 --bnb_4bit_quant_type fp4",
-            "--bnb_4bit_quant_type fp4 is for --load_in_4bit, which is off; leave it out or give both",
+            "--bnb_4bit_quant_type fp4 applies to --load_in_4bit, which is off; leave --bnb_4bit_quant_type fp4 out",
         ),
         (
             "--lora_dim 4 --bnb_4bit_use_double_quant",
-            "--bnb_4bit_use_double_quant is for --load_in_4bit, which is off; leave it out or give both",
+            "--bnb_4bit_use_double_quant applies to --load_in_4bit, which is off; leave --bnb_4bit_use_double_qua",
         ),
-        ("--load_in_8bit --lora_dim 4 --use_dora", "--load_in_8bit cannot go with --use_dora, whose magnitudes start"),
-        ("--load_in_8bit --lora_dim 4 --zero_stage 3", f"--load_in_8bit cannot go with --zero_stage 3, {WHOLE}"),
+        (
+            "--load_in_8bit --lora_dim 4 --use_dora",
+            "--load_in_8bit does not work with --use_dora, whose magnitudes are",
+        ),
+        ("--load_in_8bit --lora_dim 4 --zero_stage 3", f"--load_in_8bit does not work with --zero_stage 3, {WHOLE}"),
     ],
 )
 def test_mistakes_of_a_step_of_one_model(words, said):
@@ -105,9 +111,12 @@ def test_mistakes_of_a_step_of_one_model(words, said):
         ({"critic_lora_dim": 4}, NO_RANK.format("8bit", "actor_", "actor_")),
         ({"actor_lora_dim": 4}, NO_RANK.format("8bit", "critic_", "critic_")),
         ({"actor_lora_dim": 4, "advantage": "grpo"}, None),
-        ({**LORA, "actor_zero_stage": 3}, f"--load_in_8bit cannot go with --actor_zero_stage 3, {WHOLE}"),
-        ({**LORA, "critic_zero_stage": 3}, f"--load_in_8bit cannot go with --critic_zero_stage 3, {WHOLE}"),
-        ({**LORA, "share_trunk": True}, "--load_in_8bit cannot go with --share_trunk, which lends one model's weights"),
+        ({**LORA, "actor_zero_stage": 3}, f"--load_in_8bit does not work with --actor_zero_stage 3, {WHOLE}"),
+        ({**LORA, "critic_zero_stage": 3}, f"--load_in_8bit does not work with --critic_zero_stage 3, {WHOLE}"),
+        (
+            {**LORA, "share_trunk": True},
+            "--load_in_8bit does not work with --share_trunk, which shares one model's weights",
+        ),
     ],
 )
 def test_mistakes_of_step_3(given, said):
@@ -120,10 +129,13 @@ def test_mistakes_of_step_3(given, said):
     [
         (
             "8bit --zero_stage 3",
-            "8bit cannot go with --zero_stage 3, as rounded weights are whole on every rank; leave",
+            "8bit does not work with --zero_stage 3, because quantized weights are not sharded across ranks; leave",
         ),
-        ("8bit --mtp_num_layers 1", "8bit cannot go with --mtp_num_layers 1, whose head starts as a layer of exact we"),
-        ("4bit", "4bit needs the package bitsandbytes, .*; run: pip install bitsandbytes, or give"),
+        (
+            "8bit --mtp_num_layers 1",
+            "8bit does not work with --mtp_num_layers 1, whose head starts as a copy of an unq",
+        ),
+        ("4bit", "4bit needs the bitsandbytes package, .*; run pip install bitsandbytes, or use"),
     ],
 )
 def test_a_step_asks_before_it_looks_for_the_model(monkeypatch, flags, sentence):
@@ -170,8 +182,10 @@ def test_base_weights_are_rounded_before_they_are_measured(save_folder, tiny_tok
     assert current_difference(exact, own) > own.tolerance
     layers = 7 * model.config.num_hidden_layers
     said = capsys.readouterr().out
-    assert f"model: {layers} linear layers are kept in int8, other weights in float32: the base takes " in said
-    assert "saved models have the rounded weights in float32" in said
+    assert (
+        f"model: {layers} linear layers are stored in int8, all other weights in float32: the base model takes " in said
+    )
+    assert "saved models have the quantized weights in float32" in said
 
 
 def test_numbers_of_rounded_weights_are_files_of_their_own():

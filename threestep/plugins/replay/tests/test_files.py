@@ -74,7 +74,9 @@ def test_what_was_dumped_comes_back_and_no_model_is_asked(folder, model, how):
     assert sorted(path.name for path in folder.iterdir()) == [file_of("", n, 1).name for n in (0, 1)]
     with safe_open(file_of(folder, 0, 1), framework="pt") as file:  # plain ones name no paths, as dumps of before
         assert "paths" not in file.metadata() and not {"inserted_BR", "positions_B"} & set(file.keys())
-    with pytest.raises(ThreestepError, match=r"expects rollout 2 of rank 1 in .*no rollout_000002_rank1.safetensors;"):
+    with pytest.raises(
+        ThreestepError, match=r"expects rollout 2 of rank 1 in .* rollout_000002_rank1.safetensors is missing;"
+    ):
         asked(engine, None, how, seed=100)
     with pytest.raises(ThreestepError, match="expects rollout 0 of rank 0"):
         asked(ReplayRollout(folder, rank=0), None, how)
@@ -116,12 +118,12 @@ def test_the_engine_that_is_dumped_stays_as_it_is(tmp_path, model, how):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"lengths": (3, 5, 1)}, r"rollout_000000_rank1.safetensors holds responses to other prompts than .*dump"),
-        ({"lengths": (3, 5)}, "holds responses to other prompts than those that this run asks for; replay with the"),
-        ({"seed": 1}, "holds responses to other seeds than those that this run asks for"),
-        ({"samples": 1}, "was drawn with samples_per_prompt = 2, and this run asks for 1; replay with the settings"),
-        ({"temperature": 0.5}, "was drawn with temperature = 1.0, and this run asks for 0.5; replay"),
-        ({"ends": Ends()}, r'was drawn with stop = \["x"\], and this run asks for \[\]'),
+        ({"lengths": (3, 5, 1)}, r"rollout_000000_rank1.safetensors holds responses to different prompts from .*dump"),
+        ({"lengths": (3, 5)}, "holds responses to different prompts from this run's; replay with the"),
+        ({"seed": 1}, "holds responses to different seeds from this run's"),
+        ({"samples": 1}, "was generated with samples_per_prompt = 2, but this run uses 1; replay with the settings"),
+        ({"temperature": 0.5}, "was generated with temperature = 1.0, but this run uses 0.5; replay"),
+        ({"ends": Ends()}, r'was generated with stop = \["x"\], but this run uses \[\]'),
     ],
 )
 def test_other_prompts_and_sampling_are_refused(folder, how, changed, sentence):
@@ -159,10 +161,10 @@ def test_how_often_ends_were_looked_for_does_not_matter(folder, model, how):
 def test_files_of_something_else(tmp_path, how):
     path = file_of(tmp_path, 0, 0)
     save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(ThreestepError, match=r"expects files of --rollout_dump \('threestep rollout 1'\), and .* is"):
+    with pytest.raises(ThreestepError, match=r"expects files from --rollout_dump \('threestep rollout 1'\), but .* is"):
         asked(ReplayRollout(tmp_path, 0), None, how)
     path.write_bytes(b"nothing that reads")
-    with pytest.raises(ThreestepError, match="rank0.safetensors expects safetensors: .*; dump it again"):
+    with pytest.raises(ThreestepError, match="rank0.safetensors expects safetensors: .*; dump the rollouts again"):
         asked(ReplayRollout(tmp_path, 0), None, how)
 
 
@@ -195,16 +197,22 @@ def damaged(path, records=RECORDS, drop=(), **tensors):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"records": None}, "expects the records of its conversations"),
+        ({"records": None}, "must have a record of each conversation"),
         ({"records": "[" * 100_000}, "conversations: expects JSON"),
-        ({"records": json.dumps([RECORD] * 5)}, "expects a record of each conversation"),
-        ({"records": json.dumps([{**RECORD, "turns": 0}] * 6)}, "expects turns, forks and one of tokens, turns"),
-        ({"records": json.dumps([{**RECORD, "cut": "x"}] * 6)}, "expects turns, forks and one of tokens, turns"),
+        ({"records": json.dumps([RECORD] * 5)}, "must have a record of each conversation"),
+        (
+            {"records": json.dumps([{**RECORD, "turns": 0}] * 6)},
+            "must have turns, forks and cut, where cut is one of tokens, turns",
+        ),
+        (
+            {"records": json.dumps([{**RECORD, "cut": "x"}] * 6)},
+            "must have turns, forks and cut, where cut is one of tokens, turns",
+        ),
         ({"records": json.dumps([{**RECORD, "figures": {"a": []}}] * 6)}, "0.figures.a expects"),
-        ({"drop": ["asked_mask_BP"]}, "expects the tensors .*asked_mask_BP"),
-        ({"drop": ["fork_begins_BR"]}, "expects the tensors .*fork_begins_BR"),
-        ({"every": "inserted_BR"}, "expects responses of which the model drew a token at least"),
-        ({"response_lengths_B": torch.zeros(6, dtype=torch.int64)}, "expects responses of 1 to"),
+        ({"drop": ["asked_mask_BP"]}, "must have the tensors .*asked_mask_BP"),
+        ({"drop": ["fork_begins_BR"]}, "must have the tensors .*fork_begins_BR"),
+        ({"every": "inserted_BR"}, "must have at least one generated token in each response"),
+        ({"response_lengths_B": torch.zeros(6, dtype=torch.int64)}, "must have responses of 1 to"),
     ],
 )
 def test_damaged_conversations_are_refused(tmp_path, model, how, change, expected):
@@ -223,10 +231,10 @@ def test_numbers_and_ids_of_no_response_are_refused(tmp_path, model, how):
     rollout = asked(DumpingRollout(TransformersRollout(str), tmp_path, 0), model, how)
     path, ids_BP = file_of(tmp_path, 0, 0), rollout.prompt_ids_BP
     for change, expected in (
-        ({"prompt_ids_BP": ids_BP - 2**40}, "token ids from 0"),
+        ({"prompt_ids_BP": ids_BP - 2**40}, "non-negative token ids"),
         ({"prompt_ids_BP": ids_BP + 2**40}, "holds the token id .*; replay with the model"),
-        ({"prompt_mask_BP": rollout.prompt_mask_BP.flip(1)}, "expects prompts padded on the left"),
-        ({"sampled_logprobs_BR": rollout.sampled_logprobs_BR * math.nan}, "log-probabilities that are numbers"),
+        ({"prompt_mask_BP": rollout.prompt_mask_BP.flip(1)}, "must have left-padded prompts"),
+        ({"sampled_logprobs_BR": rollout.sampled_logprobs_BR * math.nan}, "log-probabilities that are not NaN"),
     ):
         whole = path.read_bytes()
         damaged(path, records=None, **change)
@@ -239,7 +247,7 @@ def test_numbers_and_ids_of_no_response_are_refused(tmp_path, model, how):
 def test_a_replay_judges_no_evaluation_of_another_run(given, monkeypatch):
     names_of(**given)
     [name] = given
-    with pytest.raises(ThreestepError, match=f"--{name} goes by evaluations, and --rollout_replay has another run's"):
+    with pytest.raises(ThreestepError, match=f"--{name} depends on evaluations, but --rollout_replay only has"):
         names_of(**given, rollout_replay="there")
     monkeypatch.setattr(checks, "figures_of_others", lambda settings: True)
     names_of(**given, rollout_replay="there")
@@ -247,14 +255,16 @@ def test_a_replay_judges_no_evaluation_of_another_run(given, monkeypatch):
 
 def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
     folder = str(tmp_path)
-    with pytest.raises(ThreestepError, match="^--val_only evaluates, and --rollout_replay "):
+    with pytest.raises(
+        ThreestepError, match="^--val_only evaluates this run's weights, but the responses in --rollout_replay"
+    ):
         names_of(val_only=True, rollout_replay=folder)
     names_of(rollout_dump=folder)
     (tmp_path / "rollout_000000_rank0.safetensors").touch()
     names_of()
     names_of(resume="latest", rollout_dump=folder)
     with pytest.raises(
-        ThreestepError, match="^--rollout_dump expects a folder without rollouts, and .* has some; name"
+        ThreestepError, match="^--rollout_dump expects a folder without rollouts, but .* has some; name"
     ):
         names_of(rollout_dump=folder)
 
@@ -267,11 +277,11 @@ def test_a_folder_of_rollouts_is_read_or_written(tmp_path):
         ({"rollout_replay": folder}, None),
         (
             {"rollout_dump": new, "rollout_replay": folder},
-            "--rollout_dump and --rollout_replay exclude each other: a re",
+            "--rollout_dump and --rollout_replay cannot be combined, becau",
         ),
         (
             {"rollout_replay": "/no/such/folder"},
-            "--rollout_replay expects a folder that --rollout_dump filled, and /no/",
+            "--rollout_replay expects a folder that --rollout_dump filled, but /no/",
         ),
     ):
         mistakes = Mistakes()

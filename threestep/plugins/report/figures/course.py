@@ -41,12 +41,12 @@ class Course:
         word = "greatest" if self.best[1] > self.last[1] else "lowest"
         step, value = self.best
         last = f"{self.last[1]:.4g} {when(self.last[0])}{f' ({meanwhile})' if meanwhile else ''}"
-        course = f"the held-out {self.name} was {word} {when(step)} ({value:.4g}) and is {last}"
+        course = f"the held-out {self.name} was {word} {when(step)} ({value:.4g}) but is {last}"
         if step == 0:
-            return f"{course}: training made it worse; lower the learning rate, or look at the rows"
+            return f"{course}: training made it worse; lower the learning rate, or check the rows"
         return (
-            f"{course}: further training made it worse; --load_best_model_at_end ends with the best one, "
-            f"--early_stopping {_PATIENCE} also ends training after {_PATIENCE} evaluations without a better one"
+            f"{course}: further training made it worse; --load_best_model_at_end keeps the best model, and "
+            f"--early_stopping {_PATIENCE} also ends training after {_PATIENCE} evaluations without improvement"
         )
 
 

@@ -58,7 +58,7 @@ def rollout_chart(step: StepRun, several: bool = False) -> LineChart | None:
     }
     title = "Drawn ahead" if not several else f"Drawn ahead: {step.run}"
     drawn = [ChartLine(label, points, place, is_smooth=True) for place, (label, points) in enumerate(times.items())]
-    return LineChart(title, tuple(drawn), "seconds since the first, of each step's rollouts")
+    return LineChart(title, tuple(drawn), "seconds since the first rollout began, for the rollouts of each step")
 
 
 def server_chart(step: StepRun, several: bool = False) -> LineChart | None:
@@ -77,12 +77,12 @@ def server_chart(step: StepRun, several: bool = False) -> LineChart | None:
         return None
     ranked = sorted(slowest, key=lambda address: -sum(seconds for _, seconds in slowest[address]))[:_MOST_SERVERS]
     lines = [
-        ChartLine(f"{address}, last in {last[address]} of {steps} steps", slowest[address], place, is_smooth=True)
+        ChartLine(f"{address}, slowest in {last[address]} of {steps} steps", slowest[address], place, is_smooth=True)
         for place, address in enumerate(ranked)
     ]
     title = "Rollout servers" if not several else f"Rollout servers: {step.run}"
-    more = f"; {len(ranked)} of {len(slowest)} servers, the slowest" if len(ranked) < len(slowest) else ""
-    return LineChart(title, tuple(lines), f"seconds of the slowest response of each in each step{more}")
+    more = f"; the {len(ranked)} slowest of {len(slowest)} servers" if len(ranked) < len(slowest) else ""
+    return LineChart(title, tuple(lines), f"seconds for each server's slowest response in each step{more}")
 
 
 def _parts(curve: Curve) -> list[Curve]:
@@ -117,7 +117,7 @@ def score_charts(step: StepRun) -> list[HistogramChart]:
         edges, chosen, rejected = (_numbers(bins.get(name)) for name in ("edges", "chosen", "rejected"))
         if len(chosen) == len(rejected) == len(edges) - 1:
             counts = (("chosen", tuple(map(int, chosen))), ("rejected", tuple(map(int, rejected))))
-            note = "% of the responses of held-out pairs"
+            note = "% of the responses in held-out pairs"
             charts.append(HistogramChart(f"Scores {when}", tuple(edges), counts, "score", note))
     return charts
 
@@ -139,9 +139,9 @@ def sample_charts(step: StepRun) -> list[Chart]:
         ScatterChart(
             "Length and reward",
             clouds,
-            "response tokens (spread sideways a little)",
+            "response tokens (slightly jittered)",
             "reward",
-            f"reward of each response; correlation with its length: {correlations}",
+            f"reward of each response; its correlation with the length: {correlations}",
         ),
     ]
 

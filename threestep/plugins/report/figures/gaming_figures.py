@@ -86,7 +86,7 @@ def _curve(
     return LineChart(
         "Score and held-out values against the KL" if kl else "Score and held-out values",
         tuple(lines),
-        "change since the first evaluation, in standard deviations of a response's value",
+        "change since the first evaluation, in standard deviations of one response's value",
         "square root of the KL to the reference" if kl else "step",
     )
 

@@ -87,11 +87,11 @@ def headline(step: StepRun) -> list[HeadlineFigure]:
         if best is not None and best in values:
             its = shown(values[best])
             if best == at:  # the run ended with its best, or took it
-                note = "best at the end" if best == last else f"of the best step, {best:,}"
+                note = "best at the end" if best == last else f"from the best step, {best:,}"
             elif is_judged:
                 note = f"best: {its} {when(best)}" if best else "best before training"
             elif course is not None and best and its != shown(after):
-                note = f"{its} at the best {course.name}, step {best:,}"
+                note = f"{its} at the best {course.name} (step {best:,})"
         error = _error_of(step, line.metric)
         figures.append(HeadlineFigure(line.title, points[0][1], after, error, note, is_judged and got_worse))
     return figures

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-NOT_DRAWN = "not drawn: the run ended before"
-WAITING = "are drawn, or being drawn, for a step to come"
+NOT_DRAWN = "not drawn: the run ended first"
+WAITING = "are drawn, or being drawn, for a later step"
 _MOST_GAPS = 1000  # positions that are lost for each that is there: more are no account
 
 
@@ -32,7 +32,7 @@ class EpochAccount:
 
     def sentence(self) -> str:
         """Return what became of the prompts."""
-        parts = [f"{self.learned:,} of {self.prompts:,} prompts were learned from once"]
+        parts = [f"{self.learned:,} of {self.prompts:,} prompts were each trained on once"]
         parts += [f"{count:,} {_why(reason)}" for reason, count in self.left_out.items()]
         parts += [f"LOST: {len(self.lost):,} (positions {_some(self.lost)})"] if self.lost else []
         parts += [f"TWICE: {len(self.twice):,} (rows {_some(self.twice)})"] if self.twice else []

@@ -180,10 +180,10 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
             counts = ", ".join(f"{_count(count)} {str(reason).replace('_', ' ')}" for reason, count in reasons)
             rows.append((f"{name} dropped", counts or "none"))
             if report.get("duplicates"):
-                rows.append((f"{name} that repeat an earlier one", _count(report["duplicates"])))
+                rows.append((f"{name} that repeat an earlier row", _count(report["duplicates"])))
     skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]
     if skipped:
-        rows.append(("optimizer steps skipped (overflow)", _count(sum(skipped))))
+        rows.append(("optimizer steps skipped because of overflow", _count(sum(skipped))))
     for account in rollout_account(read_rollouts(step.path)):
         rows.append(("prompts", account.sentence()))
     for label, samples in step.samples:
@@ -191,7 +191,7 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
             continue  # what is drawn for the report alone is short on purpose
         cut = sum(sample.get("ended") is False for sample in samples)
         limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
-        rows.append((f"responses of {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
+        rows.append((f"responses to {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
     return rows
 
 

@@ -29,8 +29,8 @@ def signs_of_gaming(
     explained = account.explained or 0.0
     if explained >= _MOSTLY and not any(value.rose or value.fell for value in account.held_out):
         unmoved = [label_of(value.name) for value in account.held_out]
-        beside = f"and {' and '.join(unmoved)} did not rise with it" if unmoved else "and nothing held out checks it"
-        sentences.append(f"{explained:.0%} of the score's gain goes with {_named(account)}, {beside}")
+        beside = f"but {' and '.join(unmoved)} did not rise with it" if unmoved else "and no held-out value checks it"
+        sentences.append(f"{explained:.0%} of the score's gain is explained by {_named(account)}, {beside}")
     return sentences
 
 

@@ -42,11 +42,11 @@ def repetition(text: str) -> float:
 
 _OF_TEXT: dict[str, Callable[[str], float]] = {"marks": marks, "lines": lines, "repetition": repetition}
 FEATURES = {  # in words, for people
-    "length": "tokens of the response",
-    "marks": "share of its characters that are punctuation, markup or symbols",
+    "length": "tokens in the response",
+    "marks": "fraction of the response's characters that are punctuation, markup or symbols",
     "lines": "number of lines",
-    "repetition": "share of its pairs of neighbouring words that were there before",
-    "sameness": "1 if another prompt was given the same text",
+    "repetition": "fraction of the response's adjacent word pairs that occurred earlier in it",
+    "sameness": "1 if another prompt got the same response",
 }
 
 

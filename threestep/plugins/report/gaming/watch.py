@@ -41,7 +41,7 @@ class RewardWatch(EvaluationObserver):
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Log the signs since the first evaluation, on the main rank alone."""
         for sign in self.signs(step, samples):
-            log(f"{self.method}: after rollout {step:,} {sign}; see the report's section on it")
+            log(f"{self.method}: after rollout {step:,}, {sign}; see this section of the report")
 
     def signs(self, step: int, samples: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the signs as sentences; none on ranks but the main one."""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 TITLE = "Is the reward being gamed?"
 _NO_PROOF = (
-    "This section reports; it does not promise to warn. A score can be gamed in what nothing here measures: only a "
-    "checker of what you want tells."
+    "This section reports; it does not promise to warn. A score can be gamed in ways that nothing here measures; "
+    "only a checker of what you really want can reveal that."
 )
 _NONE_HELD_OUT = (
-    "Nothing held out checks the score: give --checker, or a reward the weight 0, such as judge:FILE.yaml:0, which is "
-    "then logged and trains nothing."
+    "No held-out value checks the score. Add --checker, or a reward with weight 0, such as judge:FILE.yaml:0, "
+    "which is only logged and not trained on."
 )
 
 
@@ -40,7 +40,7 @@ def _of_run(figures: GamingFigures, chart: str, several: bool) -> str:
     signs = "".join(f'<p class="warning">{escape(_readable(sign))}.</p>' for sign in figures.signs)
     none = "" if figures.signs else f'<p class="card">{escape(_unsuspicious(figures))}</p>'
     missing = "" if account.held_out else f'<p class="soft">{escape(_NONE_HELD_OUT)}</p>'
-    at = "" if figures.kl is None else f" KL to the reference at the end: {shown(figures.kl)} nats a response."
+    at = "" if figures.kl is None else f" KL to the reference at the end: {shown(figures.kl)} nats per response."
     curve = f'<div class="charts">{chart}</div>' if chart else ""
     return (
         f'{title}{signs}{none}{missing}<p class="soft">{escape(_NO_PROOF + at)}</p>{curve}'
@@ -56,7 +56,7 @@ def _unsuspicious(figures: GamingFigures) -> str:
     """The sentence of an account without a sign."""
     score = figures.account.score
     if not score.rose:
-        return "The score did not rise by more than three standard errors: there is no gain to explain."
+        return "The score did not rise by more than three standard errors, so there is no gain to explain."
     rose = [label_of(value.name) for value in figures.account.held_out if value.rose]
     beside = f", and {' and '.join(rose)} rose with it" if rose else ""
     return f"No sign: the score rose by {shown(score.gain)} (s.e. {shown(score.error)}){beside}."
@@ -83,12 +83,15 @@ def _features(figures: GamingFigures) -> str:
     rows = [_feature_row(feature) for feature in account.features]
     head = ["", "mean before → after", "correlation with the score", "its change", "share of the gain"]
     explained = (
-        "No linear model of the features was fitted: the score did not move clearly, or there are too few samples."
+        (
+            "No linear model of the features was fitted, because the score did not move clearly or there are too "
+            "few samples."
+        )
         if account.explained is None
         else f"A linear model of these features (R² {shown(account.r_squared)}) explains {account.explained:.0%} of "
         "the score's gain."
     )
-    name = "Features that the score goes with"
+    name = "Features correlated with the score"
     words = "; ".join(f"{feature}: {meaning}" for feature, meaning in FEATURES.items())
     return (
         f"<h3>{name}</h3>{scrolled(table(head, rows, numbers=range(1, 5)), name)}"

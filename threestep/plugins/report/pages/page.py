@@ -57,7 +57,8 @@ def page(runs: Sequence[ReportedRun], written: datetime.datetime, live: dict[str
     )
     name = _names(runs)
     missing = (
-        f"The charts are missing: they need the package {PACKAGE} where the page is written; pip install {PACKAGE}"
+        f"The charts are missing because the package {PACKAGE} was not installed when this page was written; run "
+        f"pip install {PACKAGE}"
     )
     warning = _NO_SCRIPT if d3 else f'<p class="warning">{missing}</p>'
     following = '<p class="soft" id="following">live</p>' if live else ""
@@ -157,7 +158,7 @@ def _warnings(steps: Sequence[StepRun]) -> str:
             label = step.label
             name = _label(step, True) if several else label[0].upper() + label[1:]
             sentences.append(f"{name}: {sentence}")
-    unfinished = "has no summary.json: the run continues, or it was stopped before its end"
+    unfinished = "has no summary.json: the run is not finished, or it was stopped early"
     sentences += [f"{step.path.name} {unfinished}" for step in steps if not step.summary]
     whole_flags = (_FLAG.sub(r"<code>\g<0></code>", escape(sentence)) for sentence in sentences)
     return "".join(f'<p class="warning">{sentence}</p>' for sentence in whole_flags)
@@ -293,7 +294,7 @@ def _line_notes(chart: LineChart) -> list[str]:
     windows = sorted({line.window for line in chart.lines if line.window > 1})
     marked = [line for line in chart.lines if line.marked]
     bests = {line.best or 0 for line in marked}
-    notes = [f"bold: mean of {' or '.join(str(window) for window in windows)} steps around"] if windows else []
+    notes = [f"bold: mean over {' or '.join(str(window) for window in windows)} neighboring steps"] if windows else []
     notes += [f"ring: the best evaluation{f', {when(*bests)}' if len(bests) == 1 else ''}"] if marked else []
     for line in chart.lines:
         gaps = len(line.points) - len(line.known)
@@ -371,7 +372,7 @@ def _time(runs: Sequence[ReportedRun]) -> str:
             phases, total = phase_seconds(step)
             whole = run.summary.get(f"seconds_{step.declaration.kind}")  # all_steps writes it
             if isinstance(whole, (int, float)) and whole > total > 0:
-                phases.append(("start-up, loading and saving", whole - total))
+                phases.append(("startup, loading and saving", whole - total))
                 total = float(whole)
             if not total:
                 continue

@@ -35,8 +35,8 @@ def rows_page(
     bars = f'<div class="card"><h2 class="small">Tokens of a row</h2>{length_chart(lengths)}</div>' if lengths else ""
     return document(
         f"preview of {title}",
-        f"<header><h1>Rows of {escape(title)}</h1>{paragraphs}"
-        '<p class="soft"><mark>Marked text</mark> carries loss; the rest is read only.</p></header>'
-        f"<main>{cards}{bars}</main><footer>Written by threestep inspect preview.</footer>",
+        f'<header><h1>Rows of {escape(title)}</h1>{paragraphs}<p class="soft"><mark>Marked text</mark> carries '
+        f"loss; the rest is only read.</p></header><main>{cards}{bars}</main><footer>Written by threestep inspect "
+        "preview.</footer>",
         MARKED_STYLE,
     )

@@ -29,7 +29,9 @@ def samples_section(steps: Sequence[StepRun]) -> str:
     """HTML of the section: the samples of each kind of step; "" without any step."""
     silent = [step for step in steps if not step.samples and step.lines]
     labels = ", ".join(dict.fromkeys(step.label for step in silent))
-    without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
+    without = (
+        f'<p class="soft">No samples for {escape(labels)}: the run folder has no samples.jsonl.</p>' if silent else ""
+    )
     by_kind: dict[str, list[StepRun]] = {}
     for step in sorted((step for step in steps if step.samples), key=lambda step: step.place):
         by_kind.setdefault(step.declaration.kind, []).append(step)

@@ -68,7 +68,7 @@ def finished(folder) -> Any:
 def test_a_repository_is_made_and_the_model_is_committed(hub, tmp_path, capsys):
     open_repository(SETTINGS, hub)
     publish_model(finished(tmp_path), SETTINGS, hub)
-    assert capsys.readouterr().out == "the model is uploaded to me/mine\n"
+    assert capsys.readouterr().out == "uploaded the model to me/mine\n"
     (made,) = [lines[0] for path, lines in Hub.asked if path == "/api/repos/create"]
     assert (made["name"], made["organization"], made["visibility"]) == ("mine", "me", "private")
     (commit,) = [lines for path, lines in Hub.asked if "/commit/" in path]
@@ -82,7 +82,7 @@ def test_without_a_name_it_is_the_output_folders_in_the_account_that_is_logged_i
     monkeypatch.setattr(type(hub), "whoami", lambda _self: {"name": "me"})
     open_repository(settings, hub)
     publish_model(folder, settings, hub)
-    assert capsys.readouterr().out == "the model is uploaded to me/Qwen2-0.5B-SFT\n"
+    assert capsys.readouterr().out == "uploaded the model to me/Qwen2-0.5B-SFT\n"
     (made,) = [lines[0] for path, lines in Hub.asked if path == "/api/repos/create"]
     assert made["name"] == "Qwen2-0.5B-SFT" and made.get("organization") is None
     assert any(path.startswith("/api/models/me/Qwen2-0.5B-SFT/commit/") for path, _ in Hub.asked)

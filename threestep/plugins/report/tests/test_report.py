@@ -41,7 +41,7 @@ def test_places_and_pictures(sft_run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expects one or more run folders: the --output_dir of a run"),
+        ([], "expects one or more run folders; give the --output_dir of a run"),
         (["a", "--ouut=x"], "unknown flag --ouut; did you mean 'out'"),
         (["/no/such/run"], "expected a run's folder"),
     ],
@@ -66,7 +66,7 @@ def test_every_chart_has_a_picture(tmp_path, ppo_run):
 def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path, sft_run):
     (tmp_path / "file").write_text("")
     folder = sft_run()
-    with pytest.raises(ThreestepError, match="cannot write pictures to .*file/x: "):
+    with pytest.raises(ThreestepError, match="cannot write charts to .*file/x: "):
         list(write_pngs([folder], tmp_path / "file" / "x"))
     with pytest.raises(ThreestepError, match="cannot write the report to .*file/page.html: "):
         write_report([folder], tmp_path / "file" / "page.html")
@@ -98,7 +98,7 @@ def test_a_run_that_got_worse_ends_its_last_line_so(sft_run):
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "eval/loss": 5.5}\n')
     assert worse_at_end(folder).startswith(
-        "; warning: the held-out loss was lowest after step 3 (2.4) and is 5.5 after step 3: "
+        "; warning: the held-out loss was lowest after step 3 (2.4) but is 5.5 after step 3: "
     )
 
 
@@ -122,7 +122,7 @@ def test_a_whole_run_has_a_page_and_none_on_request(tmp_path, capsys):
     all_steps.main(["--config", "run.yaml", "--overwrite"])
     assert "report" not in capsys.readouterr().out and not page.exists()
     assert yaml.safe_load((tmp_path / "runs/x/configs/step1_sft.yaml").read_text())["report"] is False
-    with pytest.raises(ThreestepError, match="expected report to be true or false, got 'no'"):
+    with pytest.raises(ThreestepError, match="report must be true or false, got 'no'"):
         all_steps.read_plan({**VALUES, "report": "no"}, "f")
 
 
@@ -158,16 +158,16 @@ def test_it_names_the_method_and_the_start_model(start, advantage, expected):
     given = {"actor_model_name_or_path": start, "advantage": advantage, "data_path": ["embedded"]}
     _, fields, text = model_card({**defaults, **given}, {}, {}, None).split("---\n", 2)
     title, name, tag = expected
-    assert f"{title}\n\nTrained from {name} on" in text
+    assert f"{title}\n\nTrained with Threestep from {name} on" in text
     assert yaml.safe_load(fields)["tags"] == ["threestep", tag]
 
 
 @pytest.mark.parametrize(
     ("style", "words"),
     [
-        ("as_stored", "Ask it the prompt alone, as its rows have it, one at a time"),
-        ("human_assistant", "Ask it `Human: QUESTION Assistant:`"),
-        ("chat_template", "Ask it by its chat template"),
+        ("as_stored", "Send one bare prompt at a time, as in its training data"),
+        ("human_assistant", "Prompt it with `Human: QUESTION Assistant:`"),
+        ("chat_template", "Prompt it with its chat template"),
     ],
 )
 def test_it_says_how_the_model_is_asked(style, words):
@@ -215,6 +215,6 @@ def test_an_exported_part_says_its_checkpoint_and_claims_no_figures(tmp_path):
     write_card(tmp_path / "run", tmp_path, ("critic", "step_000100"))
     _, fields, text = (tmp_path / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(fields)["pipeline_tag"] == "text-classification"
-    assert "Exported from its checkpoint step_000100: the critic." in text
+    assert "Exported from checkpoint step_000100: the critic." in text
     assert "eval_loss_after" not in text and "| seed | 7 |" in text
     assert not (tmp_path / "run" / "model" / "README.md").exists()

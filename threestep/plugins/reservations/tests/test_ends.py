@@ -53,11 +53,11 @@ def test_where_the_end_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("given", "environment", "sentence"),
     [
-        ("auto", {}, r"--stop_at auto expects a scheduler's SLURM_JOB_END_TIME, .* got none of them; give the"),
+        ("auto", {}, r"--stop_at auto expects a scheduler to set SLURM_JOB_END_TIME, .* but none is set; give the"),
         ("MINE", {}, "--stop_at reads the variable MINE, which is not set; set it, or leave --stop_at out"),
         ("MINE", {"MINE": "1h"}, "--stop_at expects seconds since 1970 or a time such as .* in the variable MINE, got"),
         ("here/no_file", {}, r"--stop_at reads the file here/no_file, which cannot be read \(No such file"),
-        ("{}/end", {}, r"which cannot be read \(it is no text\)"),
+        ("{}/end", {}, r"which cannot be read \(it is not text\)"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, given, environment, sentence):
@@ -65,7 +65,7 @@ def test_mistakes(tmp_path, monkeypatch, given, environment, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         end_of(given.format(tmp_path), environment)
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
-    with pytest.raises(ThreestepError, match="--stop_at auto expects a scheduler's SLURM_JOB_END_TIME"):
+    with pytest.raises(ThreestepError, match="--stop_at auto expects a scheduler to set SLURM_JOB_END_TIME"):
         check_end({"stop_at": "auto"})  # before the run
     check_end({"stop_at": None})
 
@@ -83,7 +83,7 @@ def test_an_end_that_is_moved_lost_or_over(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("which cannot be read") == 1  # one warning, not one a step
     file.write_text(f"{MAY_1 - 101:.0f}")
     assert [deadline.seconds_left() for _ in range(3)] == [None] * 3
-    assert capsys.readouterr().out.count("the end has passed 1 seconds ago, and the run goes on without it") == 1
+    assert capsys.readouterr().out.count("the end passed 1 seconds ago; the run continues without it") == 1
 
 
 def run_in(place: Path, stop_before: str | None = None, stop_at: str | None = None) -> Any:
@@ -149,5 +149,5 @@ def test_mistakes_are_told():
     note_mistakes(ReservationArguments(stop_before="soon", stop_at=""), mistakes)
     assert mistakes.sentences == [
         "--stop_before expects a duration such as 5400, 90m or 1h30m, got 'soon'",
-        "--stop_at expects auto, a variable, a file or a time, got nothing",
+        "--stop_at expects auto, a variable, a file or a time, but it is empty",
     ]

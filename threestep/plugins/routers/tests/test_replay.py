@@ -157,22 +157,22 @@ def test_unknown_choices_are_the_models_own():
 
 def test_who_is_refused():
     assert open_replay(tiny_causal_lm("llama"), "none") is None
-    with pytest.raises(ThreestepError, match=r"--replay_routers follow expects a mixture of experts .* Llama"):
+    with pytest.raises(ThreestepError, match=r"--replay_routers follow needs a mixture of experts .* Llama"):
         open_replay(tiny_causal_lm("llama"), "follow")
     rows = one_row(6)
     _, replay, policy = opened("mixtral", dtype=torch.float32, num_experts_per_tok=4)
     with pytest.raises(ThreestepError, match="MixtralForCausalLM does not follow .*: every token goes to every expert"):
         check_replay(replay, lambda part: policy(part).logprobs_M, rows, 1e-5)
     _, replay, policy = opened("mixtral", dtype=torch.float32)
-    with pytest.raises(ThreestepError, match="another choice does not change its numbers"):
+    with pytest.raises(ThreestepError, match="a different choice does not change its log-probabilities"):
         check_replay(replay, lambda part: policy(part.of_free_experts()).logprobs_M, rows, 1e-5)
-    with pytest.raises(ThreestepError, match="its own choice, when it is given, changes its numbers"):
+    with pytest.raises(ThreestepError, match="replaying its own choice changes its log-probabilities"):
         wrong = iter([0.0, 1.0, 2.0])
         check_replay(replay, lambda part: policy(part).logprobs_M + next(wrong), rows, 1e-5)
     layer = replay.model.model.layers[0].mlp
     own = layer.gate.forward
     layer.gate.forward = lambda hidden: (torch.topk(hidden, 2), own(hidden))[1]
-    with pytest.raises(ThreestepError, match=r"layers choose them by 2 calls of torch.topk"):
+    with pytest.raises(ThreestepError, match=r"layers choose them with 2 calls of torch.topk"):
         check_replay(replay, lambda part: policy(part).logprobs_M, rows, 1e-5)
 
 

@@ -118,7 +118,7 @@ def test_forwards_without_gradients_are_recorded_where_asked():
 
 
 def test_who_has_no_loss_and_why():
-    without = "routers are trained without a balancing loss"
+    without = "the routers are trained without a balancing loss"
     assert balance_of(tiny_causal_lm("llama"), None) is None
     assert balance_of(tiny_causal_lm("llama"), 0.0) is None
     assert balance_of(tiny("mixtral"), 0.0).said == f"{without}, as asked"
@@ -126,20 +126,24 @@ def test_who_has_no_loss_and_why():
     assert balance_of(tiny("mixtral", router_aux_loss_coef=0.0), None).said.startswith(f"{without}: the model's own")
     biased = tiny("glm4_moe")
     assert balance_of(biased, None).said == (
-        f"{without}: the family has no coefficient; --router_aux_loss_coef sets one"
+        f"{without}: this model family defines no coefficient; set one with --router_aux_loss_coef"
     )
     assert balance_of(biased, 0.01).coefficient == 0.01
 
 
 def test_a_coefficient_that_can_do_nothing_is_refused():
-    with pytest.raises(ThreestepError, match="--router_aux_loss_coef expects a mixture of experts .* LlamaForCausalLM"):
+    with pytest.raises(ThreestepError, match="--router_aux_loss_coef needs a mixture of experts .* LlamaForCausalLM"):
         balance_of(tiny_causal_lm("llama"), 0.1)
     doge = AutoModelForCausalLM.from_config(AutoConfig.for_model("doge", is_moe=True, **DOGE))
-    assert balance_of(doge, None).said.endswith("DogeForCausalLM routes by product keys, whose loss is not built here")
-    with pytest.raises(ThreestepError, match="DogeForCausalLM routes by product keys; leave it out or give it 0"):
+    assert balance_of(doge, None).said.endswith(
+        "DogeForCausalLM routes by product keys, for which Threestep has no balancing loss"
+    )
+    with pytest.raises(
+        ThreestepError, match="DogeForCausalLM routes by product keys; leave --router_aux_loss_coef out, or set it to 0"
+    ):
         balance_of(doge, 0.1)
     nameless = tiny("aria_text")
-    with pytest.raises(ThreestepError, match="does not say in its configuration how many experts a token goes to"):
+    with pytest.raises(ThreestepError, match="its configuration does not give the number of experts per token"):
         balance_of(nameless, 0.1)
 
 
@@ -261,7 +265,7 @@ def test_whose_routers_are_balanced(mixtures, given, coefficients):
     roles = balanced(mixtures, given)
     losses = (roles.actor_guests, roles.critic_guests)
     assert [guests[0].balance.coefficient if guests else None for guests in losses] == coefficients
-    with pytest.raises(ThreestepError, match="--router_aux_loss_coef expects a mixture of experts .* LlamaForCausalLM"):
+    with pytest.raises(ThreestepError, match="--router_aux_loss_coef needs a mixture of experts .* LlamaForCausalLM"):
         balanced((False, False), 0.3)
 
 
@@ -283,8 +287,8 @@ def flags_of(**given):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf"),
-        ({"parallel_thinking": True}, "--parallel_thinking draws paths side by side, which record no experts"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; use --rollout_engine hf"),
+        ({"parallel_thinking": True}, "--parallel_thinking generates paths side by side, which record no experts"),
         ({"speculate": "1", "speculate_by": "ngram"}, "--speculate 1 verifies several tokens at once"),
     ],
 )
@@ -303,5 +307,5 @@ def test_what_replayed_experts_ask_for():
     needs = step_needs(ppo_flags(replay_routers="compare"))
     assert needs == StepNeeds({}, "experts are replayed (--replay_routers)")
     assert recording_way(FIXED, "Model") is MASKED and recording_way(WAYS[1], "Model") is WAYS[1]
-    with pytest.raises(ThreestepError, match="--replay_routers needs prompts of different lengths in one batch"):
+    with pytest.raises(ThreestepError, match="--replay_routers needs batches with prompts of different lengths"):
         recording_way(WAYS[2], "Model")

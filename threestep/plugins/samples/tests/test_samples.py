@@ -159,15 +159,15 @@ def test_what_can_be_drawn_is(model):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"zero_stage": 3}, "under --zero_stage 3 no rank has whole weights"),
-        ({"loss_on": "conversation"}, "with --loss_on conversation a row has no prompt"),
+        ({"zero_stage": 3}, "under --zero_stage 3 no rank holds the full weights"),
+        ({"loss_on": "conversation"}, "with --loss_on conversation, a row has no prompt"),
         ({}, "LlamaForCausalLM cannot be decoded prompts of different lengths in one batch: it counts its padding"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(model, changes, reason, capsys, monkeypatch):
     monkeypatch.setattr(sentences, "why_not_decoded", lambda model, own, way: "it counts its padding")
     made = samples_of(model, **changes)
-    assert f"samples show the loss of each row and draw no responses: {reason}" in capsys.readouterr().out
+    assert f"samples show the loss of each row, but no generated responses: {reason}" in capsys.readouterr().out
     [line] = made.scored({0: [0.5]})
     assert line["loss"] == 0.5 and "response" not in line
 

@@ -28,27 +28,27 @@ class EndpointArguments:
 
     topic: ClassVar[str] = "task"
 
-    served_name: str | None = flag(None, "Model name that requests use; default: the path or name you gave.", "name")
+    served_name: str | None = flag(None, "Model name that clients send; default: the path or name you gave.", "name")
     port: int = flag(8000, "Port on 127.0.0.1; 0 picks a free one.", "0 <= port <= 65535")
     api_key_file: str | None = flag(
         None,
-            f"File with the API key that requests must send; default: {KEY_VARIABLE}, else a new key, which is "
-            "printed.",
+            f"File with the API key that requests must send; default: the key in {KEY_VARIABLE} if set, else a new "
+            "key, which is printed.",
         "file",
     )  # fmt: skip
     host: str = flag(
         ADDRESS,
-        "Address to listen on: 127.0.0.1 for this machine only, or another of its addresses (0.0.0.0: all). Traffic "
-        "from other machines is not encrypted.",
+        "Address to listen on: 127.0.0.1 accepts only this machine; 0.0.0.0 or another of its addresses also "
+        "accepts other machines, whose traffic is not encrypted.",
         "address",
     )
     max_rows: int | None = flag(
         None,
-        "Responses generated together; default: 32, or the engine's default.",
+        "Number of responses to generate together; default: 32, or the engine's default.",
         "responses >= 1",
     )
     max_waiting: int = flag(
-        256, "Responses that may wait to be generated; requests beyond that are refused.", "responses >= 1"
+        256, "Number of responses that may wait to be generated; further requests are refused.", "responses >= 1"
     )
     max_body_mb: int = flag(4, "Largest request body.", "MB >= 1")
 

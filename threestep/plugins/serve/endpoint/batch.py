@@ -16,7 +16,7 @@ from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.machine import is_out_of_memory
 
 _MOST_JOINING_TOKENS = 8192  # of prompts that are computed together, padding counted; one prompt may be longer
-_ENDING = "the server is shutting down; send the request again when it is back"
+_ENDING = "the server is shutting down; send the request again once it is back"
 
 
 class Batch:
@@ -48,7 +48,7 @@ class Batch:
             waiting = sum(not line.is_over for line in self._waiting)
             if waiting + len(lines) > self._most_waiting:
                 raise RefusedRequest(
-                    f"{waiting} responses are waiting and {len(lines)} more are too many (--max_waiting "
+                    f"{waiting} responses are waiting, and {len(lines)} more would exceed the limit (--max_waiting "
                     f"{self._most_waiting}); send the request again later",
                     429,
                     code="rate_limit_exceeded",

@@ -55,13 +55,16 @@ def read_request(body: Any, is_chat: bool, model: str) -> CompletionRequest:
     model: the name that the request must give
     """
     if not isinstance(body, dict):
-        raise RefusedRequest(f"the body expects a JSON object, got {_kind(body)}")
+        raise RefusedRequest(f"the body must be a JSON object, got {_kind(body)}")
     given = {name: value for name, value in body.items() if value is not None}
     if "model" not in given:
-        raise RefusedRequest(f"'model' expects the name of the model, '{model}', got none", param="model")
+        raise RefusedRequest(f"'model' must be the model's name, '{model}', but it is missing", param="model")
     if given.pop("model") != model:
         raise RefusedRequest(
-            f"'model' expects '{model}', the only one here, got {body['model']!r:.200}", 404, "model", "model_not_found"
+            f"'model' must be '{model}', the only model on this server, got {body['model']!r:.200}",
+            404,
+            "model",
+            "model_not_found",
         )
     readers = {**_BOTH, **(_OF_CHAT if is_chat else _OF_TEXT)}
     for name, value in given.items():
@@ -79,12 +82,14 @@ def _together(read: dict[str, Any], is_chat: bool) -> CompletionRequest:
     most = {read[name] for name in ("max_tokens", "max_completion_tokens") if name in read}
     if len(most) > 1:
         raise RefusedRequest(
-            "'max_tokens' and 'max_completion_tokens' mean the same, got two different numbers; give one of them",
+            "'max_tokens' and 'max_completion_tokens' mean the same but have different values; give one of them",
             param="max_tokens",
         )
     stream, options = read.get("stream", False), read.get("stream_options")
     if options is not None and not stream:
-        raise RefusedRequest("'stream_options' expects 'stream': true; leave it out", param="stream_options")
+        raise RefusedRequest(
+            "'stream_options' needs 'stream': true; set it, or leave 'stream_options' out", param="stream_options"
+        )
     return CompletionRequest(
         read.get("messages"),
         read.get("prompt", []),
@@ -103,7 +108,7 @@ def _alternatives(read: Mapping[str, Any], is_chat: bool) -> int | None:
     if not is_chat:
         return read.get("logprobs")
     if "top_logprobs" in read and not read.get("logprobs"):
-        raise RefusedRequest("'top_logprobs' expects 'logprobs': true; give both", param="top_logprobs")
+        raise RefusedRequest("'top_logprobs' needs 'logprobs': true; give both", param="top_logprobs")
     return read.get("top_logprobs", 0) if read.get("logprobs") else None
 
 
@@ -123,13 +128,13 @@ def _number(name: str, value: Any, least: float, most: float, *, above: bool = F
 
 def _whole(name: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise RefusedRequest(f"'{name}' expects a whole number from {least} to {most}, got {value!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}' must be a whole number from {least} to {most}, got {value!r:.100}", param=name)
     return value
 
 
 def _switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise RefusedRequest(f"'{name}' expects true or false, got {value!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}' must be true or false, got {value!r:.100}", param=name)
     return value
 
 
@@ -137,7 +142,7 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or len(texts) > _MOST_STOPS or not all(isinstance(t, str) and t for t in texts):
         raise RefusedRequest(
-            f"'{name}' expects a text or a list of at most {_MOST_STOPS}, none of them empty, got {value!r:.100}",
+            f"'{name}' must be a text or a list of at most {_MOST_STOPS} texts, none of them empty, got {value!r:.100}",
             param=name,
         )
     return tuple(texts)
@@ -145,14 +150,14 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
 
 def _stream_options(name: str, value: Any) -> bool:
     if not isinstance(value, dict) or set(value) - {"include_usage"}:
-        raise RefusedRequest(f"'{name}' expects an object with 'include_usage', got {value!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}' must be an object with 'include_usage', got {value!r:.100}", param=name)
     return _switch(f"{name}.include_usage", value.get("include_usage", False))
 
 
 def _prompts(name: str, value: Any) -> list[str | list[int]]:
     prompts = value if isinstance(value, list) and value and not _is_ids(value) else [value]
     if not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
-        raise RefusedRequest(f"'{name}' expects a text, token ids, or a list of either, got {value!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}' must be a text, token ids, or a list of either, got {value!r:.100}", param=name)
     return prompts
 
 
@@ -162,11 +167,11 @@ def _is_ids(value: Any) -> bool:
 
 def _messages(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise RefusedRequest(f"'{name}' expects a list with at least one message, got {value!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}' must be a list with at least one message, got {value!r:.100}", param=name)
     messages = [_message(f"{name}[{place}]", message) for place, message in enumerate(value)]
     if messages[-1]["role"] not in ("user", "tool"):
         raise RefusedRequest(
-            f"'{name}' expects a user or tool message at the end, for the model to answer, got one of "
+            f"'{name}' must end with a user or tool message for the model to answer, got one with role "
             f"'{messages[-1]['role']}'",
             param=name,
         )
@@ -175,16 +180,16 @@ def _messages(name: str, value: Any) -> list[dict[str, Any]]:
 
 def _message(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RefusedRequest(f"'{name}' expects an object with 'role' and 'content', got {value!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}' must be an object with 'role' and 'content', got {value!r:.100}", param=name)
     # What clients send back of an answer: fields that are null, and lists that are empty.
     message = {key: held for key, held in value.items() if held is not None and held != []}
     role = message.get("role")
     if role not in _ROLES:
-        raise RefusedRequest(f"'{name}.role' expects one of {', '.join(_ROLES)}, got {role!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}.role' must be one of {', '.join(_ROLES)}, got {role!r:.100}", param=name)
     for key in message:
         if key not in _MESSAGE_KEYS:
             raise RefusedRequest(
-                f"'{name}.{key}' is not supported; a message has {', '.join(_MESSAGE_KEYS)}; leave it out",
+                f"'{name}.{key}' is not supported; a message may have {', '.join(_MESSAGE_KEYS)}; leave it out",
                 param=name,
             )
     if role == "developer":  # OpenAI's later name
@@ -201,11 +206,11 @@ def _content(name: str, value: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in (None, "text"):
             raise RefusedRequest(
-                f"'{name}' expects text, got a part of type {kind!r:.40}: this server takes only text",
+                f"'{name}' must be text, got a part of type {kind!r:.40}; this server accepts only text",
                 param=name,
             )
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise RefusedRequest(f"'{name}' expects a text or a list of text parts, got {part!r:.100}", param=name)
+            raise RefusedRequest(f"'{name}' must be a text or a list of text parts, got {part!r:.100}", param=name)
         texts.append(part["text"])
     return "".join(texts)
 
@@ -265,8 +270,8 @@ def _check_neutral(
     values = neutral[name]
     if values is not None and value not in values:
         raise RefusedRequest(
-            f"'{name}' is not supported and may only be {' or '.join(map(repr, values))}, got "
-            f"{value!r:.100}; leave it out",
+            f"'{name}' is not supported, so it must be {' or '.join(map(repr, values))}, got {value!r:.100}; leave "
+            "it out",
             param=name,
         )
 

@@ -147,7 +147,7 @@ class TogetherRows:
 
     def step(self) -> None:
         rows = self._rows
-        assert rows is not None, "a step is of lines that have joined"
+        assert rows is not None, "a step is for lines that have joined"
         extent = max(rows.filled) + 1
         rows.make_room(extent)
         token_A, column_A, position_A = torch.tensor(

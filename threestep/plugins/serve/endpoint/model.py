@@ -94,9 +94,11 @@ class ServedModel:
             ids = prompt
         strange = next((token for token in ids if not 0 <= token < len(tokenizer)), None)
         if strange is not None:
-            raise RefusedRequest(f"'prompt' expects ids from 0 to {len(tokenizer) - 1}, got {strange}", param="prompt")
+            raise RefusedRequest(
+                f"'prompt' must contain ids from 0 to {len(tokenizer) - 1}, got {strange}", param="prompt"
+            )
         if not ids:
-            raise RefusedRequest("'prompt' expects a text, got an empty one, and the model has no start token",
+            raise RefusedRequest("'prompt' must not be empty, because the model has no start token",
                                  param="prompt")  # fmt: skip
         return tuple(ids)
 
@@ -123,9 +125,9 @@ class ServedModel:
         room = (self.chat_model.positions or LONGEST_TOKENS) - prompt_tokens
         if room < 1 or (most is not None and most > room):
             raise RefusedRequest(
-                f"the prompt has {prompt_tokens} tokens and the model {room + prompt_tokens} positions, which leaves "
-                f"{max(room, 0)} tokens for the response, not {default if most is None else most}; shorten the "
-                "prompt or lower max_tokens",
+                f"the prompt has {prompt_tokens} tokens and the model {room + prompt_tokens} positions, which "
+                f"leaves room for {max(room, 0)} response tokens, not {default if most is None else most}; shorten "
+                "the prompt, or lower max_tokens",
                 param="messages" if room < 1 else "max_tokens",
                 code="context_length_exceeded",
             )
@@ -139,10 +141,10 @@ def load_served(path: str, name: str, flags: SamplingArguments, chat: ChatArgume
     data = DataArguments(chat=chat)
     chat_model = load_chat_model(path, flags.dtype, data, rank.device, start_engine=_started, with_media=False)
     own = own_forward_of(chat_model.model)
-    assert own is not None, "a loaded model has been asked"
+    assert own is not None, "a loaded model has been checked"
     reason = why_not_in_turns(chat_model.model, own, False)
     if reason is not None:
-        note(f"{path}: responses are drawn one at a time instead of in one batch, without logprobs: {reason}")
+        note(f"{path}: responses are generated one at a time instead of in a batch, and without logprobs: {reason}")
         return ServedModel(
             name, chat_model, lambda: AloneRows(lambda order: _stream(chat_model, order)), False, threading.Lock()
         )
@@ -151,7 +153,7 @@ def load_served(path: str, name: str, flags: SamplingArguments, chat: ChatArgume
 
 def _started(model: PreTrainedModel) -> RolloutEngine:
     engine, own = TransformersRollout(), own_forward_of(model)
-    assert own is not None, "its weights are whole"
+    assert own is not None, "its weights are on one device in full"
     for sentence in engine.check(nullcontext(model), own):
         note(sentence)
     return engine

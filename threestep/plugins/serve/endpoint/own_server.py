@@ -74,12 +74,12 @@ def _until_the_end(child: subprocess.Popen[bytes]) -> int:
 def why_not_alike(model: StyledModel) -> str | None:
     """Why a server that reads the model's folder would ask it otherwise than it was trained; None if it would not."""
     if model.is_adapter:
-        return "it is an adapter, which Threestep merges into its base"
+        return "it is an adapter, which Threestep must merge into its base model"
     if not model.end_is_saved:
-        return f"its folder does not set the end token to {model.end_token}"
+        return f"its folder does not name {model.end_token} as the end token"
     template = template_of(model)
     if template is None:
-        return f"no chat template writes prompts in the style {model.prompt_style}"
+        return f"there is no chat template for prompts in the style {model.prompt_style}"
     for roles in _PROBES:
         messages = [{"role": role, "content": f"{place}. A word, \u00e9\u4f60?"} for place, role in enumerate(roles)]
         try:
@@ -87,9 +87,7 @@ def why_not_alike(model: StyledModel) -> str | None:
         except ThreestepError:
             continue  # the model's template refuses such conversations, there too
         if model.rendered(template, messages) != as_trained:
-            return (
-                f"a chat template would write a conversation of {', '.join(roles)} with different tokens from training"
-            )
+            return f"a chat template would tokenize a conversation of {', '.join(roles)} differently from training"
     return None
 
 

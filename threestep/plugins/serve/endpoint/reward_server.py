@@ -54,7 +54,7 @@ class ServedReward:
                 length = len(prompt) + len(response)
                 if self.most_tokens is not None and length > self.most_tokens:
                     raise RefusedRequest(
-                        f"response {place} has {length} tokens with its prompt, and the model reads at most "
+                        f"response {place} has {length} tokens including its prompt, but the model reads at most "
                         f"{self.most_tokens}; shorten them",
                         code="context_length_exceeded",
                     )
@@ -82,14 +82,14 @@ class ServedReward:
         size = self.vocabulary
         for ids in (prompt, response):
             if not isinstance(ids, list) or not ids or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
-                raise RefusedRequest(f"'prompt_ids' and 'response_ids' expect lists of ids from 0 to {size - 1}")
+                raise RefusedRequest(f"'prompt_ids' and 'response_ids' must be lists of ids from 0 to {size - 1}")
         return prompt, response
 
 
 def _checked(given: Any, name: str) -> dict[str, Any]:
     """Return a request's fields; RefusedRequest for unknown ones, and for lists of other lengths and kinds."""
     if not isinstance(given, dict):
-        raise RefusedRequest("the body expects an object with 'prompts' and 'responses'")
+        raise RefusedRequest("the body must be an object with 'prompts' and 'responses'")
     for field_name in given:
         if field_name not in _FIELDS:
             raise RefusedRequest(f"'{field_name:.60}' is not supported; leave it out", param=field_name)
@@ -102,17 +102,17 @@ def _checked(given: Any, name: str) -> dict[str, Any]:
     lists |= dict.fromkeys(("prompt_ids", "response_ids"), lambda each: isinstance(each, list))
     count = len(given["responses"]) if isinstance(given.get("responses"), list) else 0
     if not 1 <= count <= MOST_ROWS:
-        raise RefusedRequest(f"'responses' expects a list of 1 to {MOST_ROWS} texts", param="responses")
+        raise RefusedRequest(f"'responses' must be a list of 1 to {MOST_ROWS} texts", param="responses")
     for field_name, is_right in lists.items():
         value = given.get(field_name)
         if value is None and field_name not in texts:
             continue
         if not isinstance(value, list) or len(value) != count or not all(map(is_right, value)):
             raise RefusedRequest(
-                f"'{field_name}' expects a list with one entry for each of the {count} responses", param=field_name
+                f"'{field_name}' must be a list with one entry for each of the {count} responses", param=field_name
             )
     if (given.get("prompt_ids") is None) != (given.get("response_ids") is None):
-        raise RefusedRequest("'prompt_ids' and 'response_ids' go together; add the missing one")
+        raise RefusedRequest("'prompt_ids' and 'response_ids' must be given together; add the missing one")
     return given
 
 

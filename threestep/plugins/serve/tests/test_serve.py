@@ -42,12 +42,15 @@ def test_a_key_is_new_each_time_or_given(tmp_path, monkeypatch):
 
 def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch):
     (tmp_path / "key").write_text("two words")
-    with pytest.raises(ThreestepError, match="--api_key_file .* expects a key of printable ASCII characters without"):
+    with pytest.raises(ThreestepError, match="--api_key_file .*: the key must be printable ASCII characters without"):
         serve.key_of(str(tmp_path / "key"))
     monkeypatch.setenv(serve.KEY_VARIABLE, "")
-    with pytest.raises(ThreestepError, match="THREESTEP_API_KEY expects a key of printable ASCII characters"):
+    with pytest.raises(ThreestepError, match="THREESTEP_API_KEY: the key must be printable ASCII characters"):
         serve.key_of(None)
-    with pytest.raises(ThreestepError, match="expects a file with a key, got: No such file or directory; give another"):
+    with pytest.raises(
+        ThreestepError,
+        match="must be a file with a key, but it cannot be read: No such file or directory; give another",
+    ):
         serve.key_of(str(tmp_path / "none"))
 
 
@@ -68,7 +71,7 @@ def test_words_that_are_missing_or_wrong_are_sentences(folder, monkeypatch):
 def test_the_address_comes_with_the_models_id_and_a_line_that_asks(capsys):
     serve.announce("it's/mine", 8001, "sk-secret", True)
     printed = capsys.readouterr().out
-    assert "model id: it's/mine; example request, with the key in THREESTEP_API_KEY:\n" in printed
+    assert "model id: it's/mine; example request with the key in THREESTEP_API_KEY:\n" in printed
     words = shlex.split(printed[printed.index("curl ") :].replace("\\\n", ""))
     assert words[:2] == ["curl", "http://127.0.0.1:8001/v1/chat/completions"]
     assert words[2:6] == ["-H", "Authorization: Bearer $THREESTEP_API_KEY", "-H", "Content-Type: application/json"]
@@ -86,10 +89,10 @@ class Installed:
 
 def test_an_engine_that_is_not_installed_is_asked_for_in_vain(folder, monkeypatch, capsys):
     def missing():
-        raise ThreestepError("--rollout_engine vllm expects vLLM, which is not installed here; run: pip")
+        raise ThreestepError("--rollout_engine vllm needs vLLM, which is not installed here; run: pip")
 
     monkeypatch.setattr(serve, "engine_class", lambda name: SimpleNamespace(check_installed=missing))
-    with pytest.raises(ThreestepError, match="^--engine vllm expects vLLM, which is not installed here; run: pip"):
+    with pytest.raises(ThreestepError, match="^--engine vllm needs vLLM, which is not installed here; run: pip"):
         serve.main([folder, "--engine", "vllm"])
     assert serve.with_own_server(serve.ServeArguments(folder)) is None
     assert "Threestep's own loop: vllm is not installed" in capsys.readouterr().err
@@ -108,10 +111,12 @@ def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, monkeypa
     assert f"'m' at http://127.0.0.1:{orders[0].port}/v1" in said.out and f"key: {orders[0].key}" in said.out
     assert orders[0].defaults == {"temperature": 0.5} and orders[0].dtype == "float32" and orders[0].most_rows is None
     monkeypatch.setattr("threestep.plugins.serve.endpoint.own_server.template_of", lambda model: None)
-    with pytest.raises(ThreestepError, match="--engine vllm cannot serve .*no chat template writes prompts in the"):
+    with pytest.raises(
+        ThreestepError, match="--engine vllm cannot serve .*there is no chat template for prompts in the"
+    ):
         serve.main([folder, "--engine", "vllm"])
     assert serve.with_own_server(serve.ServeArguments(folder)) is None
-    assert "Threestep's own loop, not vllm: no chat template writes" in capsys.readouterr().err
+    assert "Threestep's own loop, not vllm: there is no chat template" in capsys.readouterr().err
 
 
 def test_a_child_that_fails_ends_the_program_with_its_code(folder, monkeypatch):
@@ -149,17 +154,19 @@ def test_it_says_where_it_serves_and_shows_a_new_key_alone(reward_folder, monkey
         and ("/v1/scores (Ctrl-C stops it)") in said.out
         and "key: sk-" in said.out
     )
-    assert ("is reachable from other machines, and HTTP does not encrypt the key or" in said.err) == (
+    assert ("can be reached from other machines, and HTTP does not encrypt the key or" in said.err) == (
         host != "127.0.0.1"
     )
     monkeypatch.setenv(serve_reward.KEY_VARIABLE, "of-the-environment")
     serve_reward.main([reward_folder, "--port", "0"])
     said = capsys.readouterr().out
-    assert "key: the one you gave" in said and "of-the-environment" not in said
+    assert "key: the one you provided" in said and "of-the-environment" not in said
 
 
 def test_mistakes_of_a_reward_model_are_sentences(reward_folder):
     with pytest.raises(ThreestepError, match="expected a model, got none; put MODEL before the flags"):
         serve_reward.main([])
-    with pytest.raises(ThreestepError, match="--host 192.0.2.1: this machine has no such address; give one of its own"):
+    with pytest.raises(
+        ThreestepError, match="--host 192.0.2.1: this machine has no such address; give one that it has"
+    ):
         serve_reward.main([reward_folder, "--host", "192.0.2.1", "--port", "0"])

@@ -32,13 +32,13 @@ class AskSettings:
         """Note what is wrong with these settings, which stand in `where`."""
         for name, least in (("concurrency", 1), ("retries", 0), ("most_requests", 1), ("most_tokens", 1)):
             value = getattr(self, name)
-            mistakes.require(value is None or value >= least, f"{where}: {name} expects {least} or more, got {value}")
+            mistakes.require(value is None or value >= least, f"{where}: {name} must be at least {least}, got {value}")
         for name in ("seconds", "pause"):
             value = getattr(self, name)
-            mistakes.require(0 < value < 86400, f"{where}: {name} expects a number of seconds above 0, got {value}")
+            mistakes.require(0 < value < 86400, f"{where}: {name} must be a number of seconds above 0, got {value}")
         mistakes.require(
             self.key_variable is None or self.key_file is None,
-            f"{where}: key_variable and key_file both name the key; leave one of them out",
+            f"{where}: key_variable and key_file both give the key; leave one of them out",
         )
 
 
@@ -53,8 +53,8 @@ def check_url(url: str, where: str) -> None:
         raise ThreestepError(f"{where} expects an address such as http://127.0.0.1:8001/v1/scores, got '{url}'")
     if parts.username is not None or parts.query:
         raise ThreestepError(
-            f"{where}: the address has a user, a password or a query; a key stands in a file or in the environment: "
-            "name it by key_file or key_variable"
+            f"{where}: the address contains a user, a password or a query; keep keys out of it, and give key_file "
+            "or key_variable instead"
         )
 
 

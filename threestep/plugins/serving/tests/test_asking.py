@@ -22,10 +22,10 @@ def test_settings_without_mistakes_have_none():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"concurrency": 0}, "judge.yaml: concurrency expects 1 or more, got 0"),
-        ({"retries": -1}, "judge.yaml: retries expects 0 or more, got -1"),
-        ({"seconds": 0.0}, "judge.yaml: seconds expects a number of seconds above 0, got 0.0"),
-        ({"key_variable": "KEY", "key_file": "key"}, "key_variable and key_file both name the key"),
+        ({"concurrency": 0}, "judge.yaml: concurrency must be at least 1, got 0"),
+        ({"retries": -1}, "judge.yaml: retries must be at least 0, got -1"),
+        ({"seconds": 0.0}, "judge.yaml: seconds must be a number of seconds above 0, got 0.0"),
+        ({"key_variable": "KEY", "key_file": "key"}, "key_variable and key_file both give the key"),
     ],
 )
 def test_each_mistake_is_named(given, said):
@@ -43,7 +43,7 @@ def test_what_is_no_address_is_refused(url):
 
 @pytest.mark.parametrize("url", ["http://me:secret@a/b", "http://a/b?key=secret"])
 def test_an_address_holds_no_secret(url):
-    with pytest.raises(ThreestepError, match="--reward: the address has a user, a password or a query"):
+    with pytest.raises(ThreestepError, match="--reward: the address contains a user, a password or a query"):
         check_url(url, "--reward")
 
 

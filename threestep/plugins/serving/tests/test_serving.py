@@ -50,16 +50,19 @@ def test_every_server_has_a_token_and_a_cookie_of_its_own():
 @pytest.mark.parametrize(
     ("headers", "text"),
     [
-        ([], "this page is served to 127.0.0.1 alone"),
-        ([("Host", "evil.example:8900")], "this page is served to 127.0.0.1 alone"),
-        ([("Host", "127.0.0.1.evil.example")], "this page is served to 127.0.0.1 alone"),
-        ([("Host", "evil.example:127.0.0.1")], "this page is served to 127.0.0.1 alone"),
-        ([("Host", "127.0.0.1:8900@evil.example")], "this page is served to 127.0.0.1 alone"),
-        ([HOST, ("host", "evil.example")], "this page is served to 127.0.0.1 alone"),
-        ([HOST, ("Origin", "http://evil.example")], "this page answers no other site"),
-        ([HOST, ("Origin", "null")], "this page answers no other site"),
-        ([HOST, ("Origin", "http://127.0.0.1:3000")], "this page answers no other site"),
-        ([HOST, ("Origin", "http://127.0.0.1:8900"), ("Origin", "http://evil.example")], "answers no other site"),
+        ([], "this page is only served to 127.0.0.1"),
+        ([("Host", "evil.example:8900")], "this page is only served to 127.0.0.1"),
+        ([("Host", "127.0.0.1.evil.example")], "this page is only served to 127.0.0.1"),
+        ([("Host", "evil.example:127.0.0.1")], "this page is only served to 127.0.0.1"),
+        ([("Host", "127.0.0.1:8900@evil.example")], "this page is only served to 127.0.0.1"),
+        ([HOST, ("host", "evil.example")], "this page is only served to 127.0.0.1"),
+        ([HOST, ("Origin", "http://evil.example")], "this page does not answer requests from other sites"),
+        ([HOST, ("Origin", "null")], "this page does not answer requests from other sites"),
+        ([HOST, ("Origin", "http://127.0.0.1:3000")], "this page does not answer requests from other sites"),
+        (
+            [HOST, ("Origin", "http://127.0.0.1:8900"), ("Origin", "http://evil.example")],
+            "does not answer requests from other sites",
+        ),
     ],
 )
 def test_others_are_refused_though_they_have_the_cookie(door, headers, text):

@@ -72,9 +72,8 @@ def test_a_rollout_is_the_same_and_says_that_it_does_not_pay(llama):
     assert 0 <= figures["rollout/guesses_accepted"] < 0.5 and figures["rollout/tokens_per_forward"] >= 1
     [sentence] = told
     pays = figures["rollout/speculation_speedup"] >= 1
-    assert (
-        f"--speculate 2 {'pays' if pays else 'does not pay'}: " in sentence and "of its guesses are right" in sentence
-    )
+    verb = "pays off" if pays else "does not pay off"
+    assert f"--speculate 2 {verb}: " in sentence and "of its guesses correct" in sentence
     # A model that is not lent brings no head.
     assert responses(engine.roll_out(model, request)) == expected and engine.figures().keys() <= {
         "rollout/speculation_speedup"
@@ -82,7 +81,8 @@ def test_a_rollout_is_the_same_and_says_that_it_does_not_pay(llama):
 
 
 @pytest.mark.parametrize(
-    ("family", "said"), [("gemma2", "layers see the last tokens alone"), ("bloom", "makes its mas")]
+    ("family", "said"),
+    [("gemma2", "layers see only the most recent tokens"), ("bloom", "builds its own attention mas")],
 )
 def test_families_that_cannot_be_verified(family, said):
     model, own = known(family)
@@ -90,7 +90,9 @@ def test_families_that_cannot_be_verified(family, said):
     def engine_for(how: Speculation):
         return engine_of(known("llama")[0], how)[0]
 
-    with pytest.raises(ThreestepError, match=f"--speculate 1 verifies several .* at once, which .* cannot: .*{said}"):
+    with pytest.raises(
+        ThreestepError, match=f"--speculate 1 verifies several .* at once, but .* cannot do this: .*{said}"
+    ):
         engine_for(Speculation(1)).check(nullcontext(model), own)
     engine = engine_for(Speculation(1, is_auto=True))
     *_, note = engine.check(nullcontext(model), own)
@@ -161,7 +163,7 @@ def test_a_head_that_fails_is_named(llama):
     broken = new_head(model, 1, 0)
     broken.depths[0].eh_proj = torch.nn.Linear(3, 3)
     engine.draw_by(Guessing(Speculation(1), lambda: nullcontext(broken), print))
-    with pytest.raises(ThreestepError, match="which LlamaForCausalLM cannot: its head fails .RuntimeError: "):
+    with pytest.raises(ThreestepError, match="but LlamaForCausalLM cannot do this: its head fails .RuntimeError: "):
         engine.check(nullcontext(model), own)
 
 
@@ -170,11 +172,11 @@ def test_a_head_that_fails_is_named(llama):
     [
         (
             {"mtp_num_layers": 0, "speculate_by": "head"},
-            "--speculate 1 guesses by a head .*, and there is none; give --mtp_num_layers 1 or --speculate_by ngram",
+            "--speculate 1 guesses with a .* head, but there is none; give --mtp_num_layers 1 or --speculate_by ngram",
         ),
-        ({"speculate": "0", "speculate_by": "ngram"}, "--speculate_by ngram says how --speculate guesses, and it"),
+        ({"speculate": "0", "speculate_by": "ngram"}, "--speculate_by ngram chooses how --speculate guesses, but"),
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --speculate, got 1; leave it out or"),
-        ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
+        ({"rollout_replay": "there"}, "several tokens at once, but --rollout_replay draws nothing; leave one of them"),
         ({"speculate": "-1"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got '-1'"),
         ({"speculate": "often"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got 'often'"),
     ],

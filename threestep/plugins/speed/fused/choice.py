@@ -29,15 +29,17 @@ def settle_kernels(model: PreTrainedModel, own: OwnForward, wanted: bool | None)
     except ImportError as problem:
         if wanted is None and getattr(problem, "name", None) == PACKAGE:
             return
-        reason = f"liger-kernel cannot be imported ({first_line(problem)}), which pip install 'threestep[liger]' brings"
+        reason = (
+            f"liger-kernel cannot be imported ({first_line(problem)}); install it with pip install 'threestep[liger]'"
+        )
         count = 0
     if reason is None:
-        own.notes.append(f"norms, gates and rotations are Liger's kernels, in {count} modules")
+        own.notes.append(f"norms, gates and rotations use Liger's kernels in {count} modules")
         read_again(model)  # packed rows are held against this forward: two roundings would be taken for another layout
     elif wanted:
-        raise ThreestepError(f"--use_liger_kernel: {reason}; leave it out")
+        raise ThreestepError(f"--use_liger_kernel: {reason}; leave --use_liger_kernel out")
     else:
-        own.notes.append(f"norms, gates and rotations are the model's own kernels: {reason}")
+        own.notes.append(f"norms, gates and rotations use the model's own kernels: {reason}")
 
 
 def is_on_cuda(model: PreTrainedModel) -> bool:
@@ -47,15 +49,17 @@ def is_on_cuda(model: PreTrainedModel) -> bool:
 def _fused_or_why(model: PreTrainedModel, own: OwnForward) -> tuple[str | None, int]:
     """Return None and how many parts were fused, or why none was. ImportError where the package cannot be imported."""
     if not is_on_cuda(model):
-        return "it needs a CUDA device, and there is none here", 0
+        return "it needs a CUDA device, but there is none here", 0
     parts = fuse(model, liger_kernels())
     if not parts:
-        return f"no part of {type(model).__name__} is written as these kernels compute", 0
+        return f"no part of {type(model).__name__} matches what these kernels compute", 0
     reason = None
     try:
         difference = current_difference(model, own)
         if not difference <= own.tolerance:
-            reason = f"its log-probabilities or scores move by {difference:.2g} (rounding explains {own.tolerance:.2g})"
+            reason = (
+                f"its log-probabilities or scores change by {difference:.2g} (rounding explains {own.tolerance:.2g})"
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as problem:  # noqa: BLE001 - whatever a compiler of kernels raises

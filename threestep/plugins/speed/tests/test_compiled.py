@@ -127,8 +127,8 @@ def test_where_the_limit_is_reached_a_line_says_so_and_nothing_changes(capsys):
     for name, gradient in want.items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
     assert capsys.readouterr().out == (
-        "warning: LlamaForCausalLM runs uncompiled from here on: more than 1 kinds of rows or blocks "
-        "were to be compiled; leave --torch_compile out\n"
+        "warning: LlamaForCausalLM runs uncompiled from here on, because it would need "
+        "more than 1 compiled variants of rows or blocks; leave --torch_compile out\n"
     )
 
 
@@ -162,7 +162,9 @@ def broken(*args, **kwargs):
 def test_no_compiler_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ThreestepError, match="^--torch_compile needs a C.. compiler.*: no g.. in sight; install it or"):
+    with pytest.raises(
+        ThreestepError, match="^--torch_compile needs a C.. compiler.*: no g.. in sight; install it, or"
+    ):
         check_compiler()
 
 

@@ -31,7 +31,7 @@ assert ROWS * COLUMNS * INNER >= LEAST_MULTIPLICATIONS
 @pytest.fixture(autouse=True)
 def _this_pytorch_has_it():
     reason = cpu_products._why_not()
-    if reason is not None and "has no such product" in reason:
+    if reason is not None and "has no such operation" in reason:
         pytest.skip(reason)
 
 
@@ -161,15 +161,15 @@ def test_the_processors_name_decides(monkeypatch):
 @pytest.mark.parametrize(
     ("product", "words"),
     [
-        (lambda left, right, bias=None: 1.001 * (left @ right), "its products are wrong here"),
-        (lambda left, right, bias=None: torch.ops.mkldnn.no_such_product(left), "this PyTorch has no such product"),
+        (lambda left, right, bias=None: 1.001 * (left @ right), "its results are wrong on this machine"),
+        (lambda left, right, bias=None: torch.ops.mkldnn.no_such_product(left), "this PyTorch has no such operation"),
     ],
 )
 def test_what_is_wrong_or_missing_is_not_taken(monkeypatch, product, words):
     monkeypatch.setattr(cpu_products, "_is_slow_for_mkl", lambda: True)
     monkeypatch.setattr(cpu_products, "_product", product)
     assert chosen_products(None, CPU) == TORCH
-    with pytest.raises(ThreestepError, match=f"--cpu_products onednn cannot be had: {words}.* or give torch"):
+    with pytest.raises(ThreestepError, match=f"--cpu_products onednn is not available: {words}.* or give torch"):
         chosen_products(ONEDNN, CPU)
     assert chosen_products(None, CPU, begun=ONEDNN) == TORCH  # which nobody wanted by name
 
@@ -202,7 +202,7 @@ def test_a_run_has_what_it_is_given_or_began_with(monkeypatch, capsys):
     assert backend({}, torch.device("cuda"), None).decided == {} and not capsys.readouterr().out
     monkeypatch.setattr(cpu_products, "_product", lambda left, right, bias=None: 2 * (left @ right))
     backend({}, CPU, {"cpu_products": ONEDNN}.get)
-    said = "auto: --cpu_products torch (onednn, as the run began, cannot be had here)\n"
+    said = "auto: --cpu_products torch (onednn, which the run began with, is not available here)\n"
     assert capsys.readouterr().out == said
 
 

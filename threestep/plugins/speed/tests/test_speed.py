@@ -75,18 +75,21 @@ def mistakes_of(compiles: bool = False, *, settings: Any = None, **given: Any) -
     ("given", "sentence"),
     [
         ({"mlp_tiles": 0}, "--mlp_tiles expects 1 or more, got 0"),
-        ({"mlp_tiles": 4, "compiles": True}, "--mlp_tiles 4 and --torch_compile change one forward in two ways that"),
+        (
+            {"mlp_tiles": 4, "compiles": True},
+            "--mlp_tiles 4 and --torch_compile change the same forward in two ways that",
+        ),
         (
             {"use_liger_kernel": True, "compiles": True},
             "--use_liger_kernel and --torch_compile fuse the same operations",
         ),
         (
             {"activation_offload": True},
-            "--activation_offload keeps on the host what recomputation keeps of a layer; giv",
+            "--activation_offload moves what gradient checkpointing stores of each layer",
         ),
         (
             {"compiles": True, "settings": {"load_in_8bit": True}},
-            "--load_in_8bit cannot go with --torch_compile, which",
+            "--load_in_8bit does not work with --torch_compile, which",
         ),
     ],
 )
@@ -109,7 +112,7 @@ def test_compiled_models_read_whole_rows():
 def test_replayed_routers_are_those_of_whole_rows():
     names = {"actor_model_name_or_path": "a", "reward": "gsm8k", "num_samples_per_prompt": 2, "advantage": "grpo"}
     with pytest.raises(
-        ThreestepError, match="--mlp_tiles 2 computes routers tile by tile, and --replay_routers follow"
+        ThreestepError, match="--mlp_tiles 2 computes routers tile by tile, but --replay_routers follow"
     ):
         checked_components(ppo_flags(**names, replay_routers="follow", mlp_tiles=2))
 
@@ -183,7 +186,7 @@ def test_tiles_and_offloaded_inputs_of_an_8_billion_model():
 def test_offloading_is_refused_on_a_cpu_that_is_planned_for():
     loading = ModelSettings("8b", gradient_checkpointing=True, preparers=(InputsOnHost(),))
     forward = LargestForward(1, 128, 128, masked=True)
-    with pytest.raises(ThreestepError, match="--activation_offload moves layer inputs from a GPU"):
+    with pytest.raises(ThreestepError, match="--activation_offload moves layer inputs from GPU"):
         plan_training(eight_billion(), forward, loading, EngineSettings("bf16"), ranks=1, device=PlannedDevice(False))
 
 
@@ -249,7 +252,7 @@ def test_on_a_gpu_inputs_go_to_pinned_memory_and_back_without_a_wait(on_cuda):
 
 
 def test_a_cpu_is_refused():
-    with pytest.raises(ThreestepError, match="on a CPU they are there; leave it out"):
+    with pytest.raises(ThreestepError, match="does nothing on a CPU; leave it out"):
         check_offloads(False)
     check_offloads(True)
 
@@ -380,7 +383,7 @@ def test_the_longest_row_is_read_in_tiles_when_a_model_is_loaded(tmp_path, monke
 
 
 def test_a_model_without_mlps_to_be_found_is_refused():
-    with pytest.raises(ThreestepError, match=r"--mlp_tiles 2: OPTDecoderLayer of OPTForCausalLM calls no part"):
+    with pytest.raises(ThreestepError, match=r"--mlp_tiles 2: no submodule of OPTDecoderLayer in OPTForCausalLM"):
         tile_mlps(tiny_causal_lm("opt"), 2)
     noisy = MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=4, router_jitter_noise=0.1)).eval()
     with pytest.raises(ThreestepError, match="multiplies its input by noise in place"):
@@ -393,5 +396,5 @@ def test_an_mlp_that_reads_its_neighbours_is_refused():
     for layer in model.model.layers:
         whole = layer.mlp.forward
         layer.mlp.forward = MethodType(lambda mlp, states, whole=whole: whole(states.cumsum(1) / 9), layer.mlp)
-    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes something else in tiles"):
+    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes something different in tiles"):
         tile_mlps(model, 2)

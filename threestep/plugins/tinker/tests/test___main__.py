@@ -43,18 +43,18 @@ def test_it_says_where_it_serves_and_shows_a_new_key_alone(words, monkeypatch, c
     program.main([*words, "--served_name", "mine", "--host", "0.0.0.0"])
     said = capsys.readouterr()
     assert "'mine' at http://0.0.0.0:" in said.out and "key: tml-" in said.out
-    assert "is open to other machines, and HTTP hides neither key nor data" in said.err
+    assert "can be reached from other machines, and HTTP does not encrypt the key or" in said.err
     monkeypatch.setenv(program.KEY_VARIABLE, "tml-of-the-environment")
     program.main(words)
     said = capsys.readouterr().out
-    assert "key: the one you gave" in said and "of-the-environment" not in said
+    assert "key: the one you provided" in said and "of-the-environment" not in said
 
 
 def test_mistakes_are_sentences(words, monkeypatch, tmp_path):
     with pytest.raises(ThreestepError, match="expected a model, got none; put MODEL before the flags"):
         program.main([])
     (tmp_path / "key").write_text("sk-of-another")
-    with pytest.raises(ThreestepError, match="--api_key_file .*key expects a key that begins with tml-, the only ones"):
+    with pytest.raises(ThreestepError, match="--api_key_file .*key expects a key that begins with tml-, because the"):
         program.main([*words, "--api_key_file", str(tmp_path / "key")])
     monkeypatch.setenv(program.KEY_VARIABLE, "sk-of-another")
     with pytest.raises(ThreestepError, match="THREESTEP_API_KEY expects a key that begins with tml-"):

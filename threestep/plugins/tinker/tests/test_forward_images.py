@@ -82,7 +82,10 @@ def test_each_client_has_its_own_loss_and_gradient(family, most_tokens):
 def test_all_weights_learn_from_pictures_the_tower_too(capsys):
     seen = seeing("qwen2_vl")
     adapted = AdaptedModel(seen.model)
-    assert "no adapters on layers named 0, 2, fc1, fc2, proj, qkv: it is not of the language" in capsys.readouterr().err
+    assert (
+        "no adapters on layers named 0, 2, fc1, fc2, proj, qkv: they do not belong to the language"
+        in capsys.readouterr().err
+    )
     layout = adapted.layout(LoraSpec(0, 0))
     job = ForwardJob(order_of(seen, 0, "cross_entropy"), vector_of(seen.model, torch.float64))
     Forwards(adapted, 0, 10_000, seen.media).run([job], layout, True)

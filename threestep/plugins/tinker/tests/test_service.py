@@ -145,7 +145,7 @@ def test_clients_and_checkpoints_are_listed_and_a_session_ends(running):
     assert rest.get_weights_info_by_tinker_path(paths[0]).result().lora_rank == 2
     rest.delete_checkpoint_from_tinker_path(paths[0]).result()
     assert [each.tinker_path for each in rest.list_checkpoints(client.model_id).result().checkpoints] == paths[1:]
-    with pytest.raises(tinker.BadRequestError, match="there are no weights"):
+    with pytest.raises(tinker.BadRequestError, match="this server has no weights"):
         rest.delete_checkpoint_from_tinker_path(paths[0]).result()
     with pytest.raises(tinker.NotFoundError, match="there is no training client 'other' here"):
         rest.get_training_run("other").result()
@@ -155,12 +155,12 @@ def test_clients_and_checkpoints_are_listed_and_a_session_ends(running):
 @pytest.mark.parametrize(
     ("work", "sentence"),
     [
-        (lambda client, service: client.forward_backward(data(1), "gspo"), "loss_fn expects one of cross_entr"),
-        (lambda client, service: client.save_state("a b"), "a checkpoint's name expects letters"),
+        (lambda client, service: client.forward_backward(data(1), "gspo"), "loss_fn must be one of cross_entr"),
+        (lambda client, service: client.save_state("a b"), "a checkpoint's name may have at most 200 letters"),
         (lambda client, service: service.create_lora_training_client(base_model="large"),
-         "there is no base model 'large' here, but 'tiny'"),
+         "this server has no base model 'large', only 'tiny'"),
         (lambda client, service: service.create_training_client_from_state("tinker://a/weights/b"),
-         "there are no weights 'tinker://a/weights/b' here"),
+         "this server has no weights 'tinker://a/weights/b'"),
     ],
 )  # fmt: skip
 def test_mistakes_reach_the_client_in_words(client, service_client, work, sentence):
@@ -172,16 +172,20 @@ def test_mistakes_reach_the_client_in_words(client, service_client, work, senten
 def test_requests_that_no_client_sends_are_refused(running, client):
     ask, own = running.ask, {"model_id": client.model_id, "seq_id": 10**9}
     cases = [
-        (ask("healthz", b"", {"x-api-key": "tml-other"}, "GET"), 401, "this server expects the key that it printed"),
+        (ask("healthz", b"", {"x-api-key": "tml-other"}, "GET"), 401, "this server needs the key that it printed"),
         (ask("nowhere", {}), 404, "there is no nowhere here"),
         (ask("../nowhere", {}, method="GET"), 404, "here"),
-        (ask("create_session", [1]), 400, "the body expects an object"),
-        (ask("create_session", b"{"), 400, "the body expects JSON"),
-        (ask("forward_backward", {}), 415, "forward_backward expects a body of application/x-protobuf"),
-        (ask("optim_step", b"x", {"Content-Type": "application/x-protobuf"}), 415, "optim_step expects a body of JSON"),
+        (ask("create_session", [1]), 400, "the body must be an object"),
+        (ask("create_session", b"{"), 400, "the body must be JSON"),
+        (ask("forward_backward", {}), 415, "forward_backward needs an uncompressed application/x-protobuf body"),
+        (
+            ask("optim_step", b"x", {"Content-Type": "application/x-protobuf"}),
+            415,
+            "optim_step needs an uncompressed JSON body",
+        ),
         (ask("forward_backward", b"\xff", {"Content-Type": "application/x-protobuf"}), 400, "in protobuf"),
-        (ask("optim_step", {**own, "seq_id": 0}), 400, "seq_id expects a whole number of at least 1, got 0"),
-        (ask("optim_step", own), 400, "the next, got 1000000000; number requests in order"),
+        (ask("optim_step", {**own, "seq_id": 0}), 400, "seq_id must be a whole number of at least 1, got 0"),
+        (ask("optim_step", own), 400, "the next one, got 1000000000; number requests in order"),
         (ask("optim_step", {"model_id": "a/../b", "seq_id": 1}), 404, "there is no training client 'a/../b' here"),
         (ask("create_model", {"session_id": "0" * 32}), 410, "there is no session"),
         (ask("session_heartbeat", {"session_id": "x"}), 410, "there is no session 'x' here"),

@@ -181,7 +181,7 @@ def test_what_cannot_be_read_is_the_clients_error_and_nothing_is_lost(running, c
     pointer = tinker.types.ImageAssetPointerChunk(format="png", location="file:///etc/passwd", expected_tokens=6)
     with pytest.raises(tinker.BadRequestError, match="prompt, chunk 0: an image_asset_pointer is not supported"):
         sampled(sampler, tinker.ModelInput(chunks=[pointer])).result()
-    with pytest.raises(tinker.RequestFailedError, match="the token 90 stands for images in this model; send them as"):
+    with pytest.raises(tinker.RequestFailedError, match="in this model, the token 90 stands for images; send them as"):
         client.forward([datum_of(seen, [IMAGE_ID, 5], [6])], "cross_entropy").result()
     assert client.forward([good], "cross_entropy").result().metrics["loss:sum"] == pytest.approx(before, rel=1e-12)
 

@@ -35,22 +35,22 @@ FEW = torch.zeros(3, dtype=torch.float64)
 DAMAGES = {
     "a folder": ("state.safetensors", lambda path: (path.unlink(), path.mkdir()), "and is no file"),
     "other content": ("state.safetensors", lambda path: path.write_bytes(b"x" * 99), "expects safetensors: "),
-    "few weights": ("state.safetensors", lambda path: changed(path, weights=FEW), "expects vectors of .* floats"),
-    "few moments": ("state.safetensors", lambda path: changed(path, first=FEW), "expects vectors of .* floats"),
+    "few weights": ("state.safetensors", lambda path: changed(path, weights=FEW), "must have vectors of .* floats"),
+    "few moments": ("state.safetensors", lambda path: changed(path, first=FEW), "must have vectors of .* floats"),
     "another type": (
         "state.safetensors",
         lambda path: changed(path, gradient=load_file(path)["weights"].float()),
-        "expects vectors of one type, got torch.float32, torch.float64",
+        "must have vectors of a single type, got torch.float32, torch.float64",
     ),
     "no number": ("state.safetensors", lambda path: changed(path, {"seq": "\u00b2"}), "expects JSON"),
-    "a negative one": ("state.safetensors", lambda path: changed(path, {"steps": "-1"}), "steps expects a number from"),
+    "a negative one": ("state.safetensors", lambda path: changed(path, {"steps": "-1"}), "steps must be a number from"),
     "no answer": ("state.safetensors", lambda path: changed(path, {"answer": "[1]"}), "answer: expects"),
     "a deep description": ("client.json", lambda path: path.write_text("[" * 100_000), "expects JSON"),
     "no seed": ("client.json", lambda path: path.write_text('{"rank": 2, "parts": []}'), "seed is missing"),
     "other parts": (
         "client.json",
         lambda path: path.write_text('{"rank": 2, "seed": 1, "parts": ["tail"]}'),
-        "expects a rank from 0 and parts of attention, mlp, head",
+        "must have a non-negative rank and parts from attention, mlp, head",
     ),
     "a request that is a folder": (
         "requests",
@@ -89,7 +89,7 @@ def test_damaged_checkpoints_fail_the_request_that_reads_them(served):
     server.submit(first, 4, LoadOrder(f"tinker://{first}/weights/whole", True))
     server.run()
     answer = server.answer(first, 4)
-    assert answer["category"] == "server" and "whole/state.safetensors expects vectors of" in answer["error"]
+    assert answer["category"] == "server" and "whole/state.safetensors must have vectors of" in answer["error"]
     drawn = place / "sampler_weights" / "drawn"
     some = next(iter(load_file(drawn / "adapter_model.safetensors")))
     changed(drawn / "adapter_model.safetensors", **{some: FEW})
@@ -98,7 +98,7 @@ def test_damaged_checkpoints_fail_the_request_that_reads_them(served):
             read(drawn, layout)
     for content in ("", "[1]", json.dumps({"seq": 1}), json.dumps({"spec": {"rank": -1, "seed": 1, "parts": []}})):
         (drawn / "checkpoint.json").write_text(content)
-        with pytest.raises(ThreestepError, match=r"drawn/checkpoint.json.*expects|spec is missing"):
+        with pytest.raises(ThreestepError, match=r"drawn/checkpoint.json.*(expects|must)|spec is missing"):
             server.store.checkpoint(f"tinker://{first}/sampler_weights/drawn")
     for content in ("{}", '{"path": 1}', "x"):
         (place.with_name("sampler_7.json")).write_text(content)

@@ -148,8 +148,8 @@ def test_a_mistake_is_told_and_the_client_goes_on(server):
     server.run()
     assert server.answer(client, 1) == {"error": "datum 0: it is wrong", "category": "user"}
     assert server.answer(client, 2)[0] > 0
-    assert "a checkpoint's name expects letters" in server.answer(client, 3)["error"]
-    assert "there are no weights 'tinker://elsewhere' here" in server.answer(client, 4)["error"]
+    assert "a checkpoint's name may have at most 200 letters" in server.answer(client, 3)["error"]
+    assert "this server has no weights 'tinker://elsewhere'" in server.answer(client, 4)["error"]
 
 
 def test_a_forward_that_fails_fails_alone(server, monkeypatch, capsys):
@@ -268,7 +268,7 @@ def test_saved_states_and_adapters_are_loaded(server):
     server.run()
     path, sampler = server.answer(client, 5)["path"], server.answer(client, 7)
     assert path == f"tinker://{client}/weights/state"
-    assert "there is a checkpoint 'state' already" in server.answer(client, 6)["error"]
+    assert "checkpoint 'state' already exists" in server.answer(client, 6)["error"]
     assert server.samplers == [(SESSION, 3, sampler["path"])]
     assert sampler["sampling_session_id"] == f"{SESSION}:sample:3"
     for number, (address, with_optimizer) in enumerate([(path, True), (path, False), (sampler["path"], True)]):
@@ -282,7 +282,10 @@ def test_saved_states_and_adapters_are_loaded(server):
     narrow = server.create(2, rank=3)
     server.submit(narrow, 1, LoadOrder(path, True))
     server.run()
-    assert "has adapters of rank 2 on attention, mlp, head, this client of rank 3" in server.answer(narrow, 1)["error"]
+    assert (
+        "has adapters of rank 2 on attention, mlp, head, but this client has rank 3"
+        in server.answer(narrow, 1)["error"]
+    )
 
 
 def test_a_request_that_never_comes_fails_those_behind_it(server, monkeypatch):
@@ -292,12 +295,12 @@ def test_a_request_that_never_comes_fails_those_behind_it(server, monkeypatch):
     assert server.answer(client, 2) is None
     monkeypatch.setattr(request_queue, "GAP_SECONDS", -1.0)
     server.desk.fail_gaps()
-    assert "request 1 of this client never came" in server.answer(client, 2)["error"]
+    assert "request 1 of this client never arrived" in server.answer(client, 2)["error"]
     monkeypatch.undo()
     steps(server, client, 1, begin=3)
     server.run()
     assert "metrics" in server.answer(client, 4)
-    with pytest.raises(WrongRequest, match="seq_id expects 5, the next, got 900005; number requests in order"):
+    with pytest.raises(WrongRequest, match="seq_id must be 5, the next one, got 900005; number requests in order"):
         server.submit(client, 900005, STEP)
 
 
@@ -317,9 +320,13 @@ def test_clients_that_do_nothing_leave_memory_and_come_back(server, monkeypatch)
 
 def test_what_is_not_there_is_told(server, tmp_path):
     client = server.create(0)
-    with pytest.raises(UnknownRequest, match="there is no training client '.*:train:7' here; create it first"):
+    with pytest.raises(
+        UnknownRequest, match="there is no training client '.*:train:7' on this server; create it first"
+    ):
         server.submit(f"{SESSION}:train:7", 1, STEP)
-    with pytest.raises(UnknownRequest, match="there is no request 1 of "):
+    with pytest.raises(UnknownRequest, match="request 1 of .* is neither waiting nor answered"):
         server.answer(client, 1)
-    with pytest.raises(ThreestepError, match="holds clients of name 'tiny', got 'large'; start the server"):
+    with pytest.raises(
+        ThreestepError, match="holds clients from a server with name 'tiny', but this one has 'large'; start the server"
+    ):
         Store(tmp_path, {"name": "large"})

@@ -76,23 +76,23 @@ def test_requests_for_sequences_are_records():
         (lambda: read(wire.STEP, adam_params={"eps": "x"}), "'eps' expects a finite number, got 'x'"),
         (lambda: read(wire.STEP, adam_params={"speed": 1}), "adam_params: 'speed' is not supported; leave it out"),
         (lambda: read(wire.STEP, optimizer_params={"type": "dimuon"}), "'optimizer_params' is not supported"),
-        (lambda: read(wire.STEP, adam_params=[1]), "adam_params expects an object, got list"),
+        (lambda: read(wire.STEP, adam_params=[1]), "adam_params must be an object, got list"),
         (lambda: read(wire.SAVE), "'path' expects a text, got nothing"),
         (lambda: read(wire.SAVE, path="a", overwrite=1), "'overwrite' expects true or false, got 1"),
-        (lambda: read(wire.SAVE_SAMPLER, path="a", kind="inflight"), "'kind' expects 'snapshot', got 'inflight'"),
+        (lambda: read(wire.SAVE_SAMPLER, path="a", kind="inflight"), "'kind' must be 'snapshot', got 'inflight'"),
         (lambda: read(wire.LOAD, path="a", optimizer=True, weights_access_token="x"), "'weights_access_token' is not"),
-        (lambda: wire.check_optimizer({"type": "dimuon"}), "optimizer_config expects type 'adamw', got 'dimuon'"),
+        (lambda: wire.check_optimizer({"type": "dimuon"}), "optimizer_config must have type 'adamw', got 'dimuon'"),
         (lambda: wire.lora_of({"rank": 0}, int), "'rank' expects a number from 1 to 1024, got 0"),
         (lambda: wire.lora_of({"rank": True}, int), "'rank' expects a whole number, got True"),
         (lambda: sample(num_samples=0), "'num_samples' expects a number from 1 to 4096, got 0"),
-        (lambda: sample(sampling_params={"max_tokens": 15}), "leaves room for 14 tokens, not for 15; shorten"),
-        (lambda: sample(sampling_params={"stop": [True]}), r"stop expects texts or token ids, got \[True\]"),
+        (lambda: sample(sampling_params={"max_tokens": 15}), "leaves room for 14 tokens, not 15; shorten"),
+        (lambda: sample(sampling_params={"stop": [True]}), r"stop must be texts or token ids, got \[True\]"),
         (lambda: sample(sampling_params={"top_p": 0}), "'top_p' expects a number from 1e-06 to 1, got 0"),
-        (lambda: sample(prompt={"chunks": [{"tokens": [1.5]}]}), "chunks of encoded_text with lists of token ids"),
-        (lambda: sample(prompt={"chunks": [{"tokens": [100]}]}), "prompt expects ids from 0 to 99, got 100"),
-        (lambda: sample(prompt={"chunks": [{"tokens": []}]}), "prompt expects at least one token, got none"),
+        (lambda: sample(prompt={"chunks": [{"tokens": [1.5]}]}), "encoded_text chunks with lists of token ids"),
+        (lambda: sample(prompt={"chunks": [{"tokens": [100]}]}), "prompt must be ids from 0 to 99, got 100"),
+        (lambda: sample(prompt={"chunks": [{"tokens": []}]}), "prompt must have at least one token, got none"),
         (lambda: sample(prompt={"chunks": [{"type": "dmel"}]}),
-         "prompt, chunk 0: expected encoded_text, got dmel, and only text is trained on"),
+         "prompt, chunk 0: expected encoded_text, got dmel; only text is trained on"),
         (lambda: sample(prompt_alt_tokens_k=3), "'prompt_alt_tokens_k' is not supported"),
         (lambda: sample(record_stability_info=True), "'record_stability_info' is not supported"),
         (lambda: sample(target_prompt_logprobs={"data": []}), "'target_prompt_logprobs' is not supported"),
@@ -165,11 +165,11 @@ def test_settings_of_a_loss_are_read(messages):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"loss": "gspo"}, "loss_fn expects one of cross_entropy, .*, got 'gspo'"),
-        ({"ids": (5, 6, 100)}, "datum 0: model_input expects ids from 0 to 99, got 100"),
-        ({"ids": (5, 6)}, r"target_tokens expects whole numbers of shape \[2\] or \[2, K\]"),
-        ({"ids": ()}, "model_input expects 1 to 16 tokens, got 0"),
-        ({"ids": range(17)}, "model_input expects 1 to 16 tokens, got 17"),
+        ({"loss": "gspo"}, "loss_fn must be one of cross_entropy, .*, got 'gspo'"),
+        ({"ids": (5, 6, 100)}, "datum 0: model_input must be ids from 0 to 99, got 100"),
+        ({"ids": (5, 6)}, r"target_tokens must be whole numbers of shape \[2\] or \[2, K\]"),
+        ({"ids": ()}, "model_input must have 1 to 16 tokens, got 0"),
+        ({"ids": range(17)}, "model_input must have 1 to 16 tokens, got 17"),
         ({"weights": [1.0, 2.0]}, r"weights expects the shape of target_tokens, \[3\], got \[2\]"),
         ({"weights": [1.0, math.nan, 1.0]}, "weights expects finite numbers, got some that are not"),
         ({"mask": [1.0, 1.0, 1.0]}, "cross_entropy takes target_tokens, weights; 'mask' is not supported"),
@@ -191,20 +191,20 @@ def test_bodies_that_make_no_request_are_refused(messages):
             wire.read_order(StoredMessage(body, True, wire.FORWARD), BOUNDS)
     body = request(messages, target_tokens=tensor(messages, [6, 7, 8], 2))
     body.data[0].loss_fn_inputs["target_tokens"].dense = b"abc"
-    with pytest.raises(WrongRequest, match="expects numbers of 8 bytes, got 3 bytes"):
+    with pytest.raises(WrongRequest, match="must be numbers of 8 bytes each, got 3 bytes"):
         forward(body)
     body.data[0].loss_fn_inputs["target_tokens"].CopyFrom(messages.Tensor(dtype=9, dense=b"x" * 8))
-    with pytest.raises(WrongRequest, match="expects a dtype of float32, int64, int32 or bfloat16, got 9"):
+    with pytest.raises(WrongRequest, match="must have dtype float32, int64, int32 or bfloat16, got 9"):
         forward(body)
     sparse = messages.Tensor(dtype=2, shape=[3, 2**40])
     sparse.sparse_csr.crow_indices = np.zeros(4, np.int64).tobytes()
     body.data[0].loss_fn_inputs["target_tokens"].CopyFrom(sparse)
-    with pytest.raises(WrongRequest, match="expects sparse tensors of at most 16,777,216 numbers together"):
+    with pytest.raises(WrongRequest, match="may have sparse tensors of at most 16,777,216 numbers in total"):
         forward(body)
     for shape in ([3, 0], [3, -(2**40)], [-1, 2], [1] * 100, [3, 2, 1], [2, 2]):
         body.data[0].loss_fn_inputs["target_tokens"].shape[:] = shape
         with pytest.raises(
-            WrongRequest, match="together|expects a sparse matrix of shape|expects a shape of one or two"
+            WrongRequest, match="in total|must be a sparse matrix of shape|must have a shape of one or two"
         ):
             forward(body)
 
@@ -219,7 +219,7 @@ def test_a_short_request_takes_little_memory(messages):
         body.data.append(request(messages, ids=range(rows), target_tokens=sparse, weights=sparse).data[0])
     assert len(body.SerializeToString()) < 11_000
     tracemalloc.start()
-    with pytest.raises(WrongRequest, match="expects sparse tensors of at most 16,777,216 numbers together"):
+    with pytest.raises(WrongRequest, match="may have sparse tensors of at most 16,777,216 numbers in total"):
         forward(body)
     del body.data[1:], body.data[0].loss_fn_inputs["weights"]
     forward(body)

@@ -28,9 +28,9 @@ def listed_servers(given: str) -> list[str]:
         try:
             lines = place.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as problem:
-            raise ThreestepError(f"{FLAG} {given}: the file cannot be read ({problem})") from problem
+            raise ThreestepError(f"{FLAG} {given}: the file cannot be read ({problem}); check the path") from problem
         words = [line.partition("#")[0].strip() for line in lines]
-        found = [_checked(word, f"{place}, which {FLAG} names,") for word in words if word]
+        found = [_checked(word, f"{place} (given with {FLAG})") for word in words if word]
     if not found and not is_file(given):
         raise ThreestepError(f"{FLAG} expects http://HOST:PORT,... or @FILE, got '{given}'")
     return list(dict.fromkeys(found))
@@ -46,9 +46,11 @@ def server_key(environment: Mapping[str, str] = os.environ) -> str | None:
     try:
         key = Path(place).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as problem:
-        raise ThreestepError(f"{KEY_FILE_VARIABLE} names a file that cannot be read: {problem}") from problem
+        raise ThreestepError(
+            f"{KEY_FILE_VARIABLE} names a file that cannot be read: {problem}; check the path"
+        ) from problem
     if not key:
-        raise ThreestepError(f"{KEY_FILE_VARIABLE} names '{place}', which is empty; write the servers' key into it")
+        raise ThreestepError(f"{KEY_FILE_VARIABLE} names '{place}', which is empty; write the servers' key to it")
     return key
 
 
@@ -62,7 +64,7 @@ def _checked(address: str, where: str) -> str:
     if parts.scheme != "http" or not parts.hostname or port is None or not is_plain:
         shown = "an address with a password" if parts.password else f"'{address}'"
         raise ThreestepError(
-            f"{where} expects http://HOST:PORT for each server, got {shown}; the key belongs into {KEY_VARIABLE} or "
+            f"{where} expects http://HOST:PORT for each server, got {shown}; put the key in {KEY_VARIABLE} or "
             f"{KEY_FILE_VARIABLE}"
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

@@ -24,36 +24,36 @@ class VllmServerArguments:
 
     vllm_servers: str | None = flag(
         None,
-        "Rollout servers started by scripts/serve.sh: http://HOST:PORT,... or @FILE with one per line, read again "
-        "before each rollout, so servers can join and leave.",
+        "Rollout servers started with scripts/serve.sh: http://HOST:PORT,... or @FILE with one address per line, "
+        "which is read again before each rollout, so servers can join and leave.",
         "addresses",
         may_change=True,
     )
     rollout_timeout: float = flag(
         1800.0,
-        "Time limit for a rollout server to draw a response or to take each part of the weights, and to be ready "
-        "when the run starts. A slower server is dropped, and the other servers draw its responses.",
+        "Time limit for a rollout server to generate a response, to receive each part of the weights, and to be "
+        "ready when the run starts. A slower server is dropped, and the other servers generate its responses.",
         "seconds > 0",
         may_change=True,
     )
     rollout_weights_folder: str | None = flag(
         None,
-        "Folder that rollout servers see under the same path, for servers that cannot connect to the training host: "
-        "weights are sent as a file there; default: over TCP.",
+        "Folder that rollout servers see under the same path, for servers that cannot connect to the training "
+        "host: weights are written there as a file; default: send them over TCP.",
         "folder",
         may_change=True,
     )
     rollout_weights_by: str | None = flag(
         None,
-        "Weights go to rollout servers by this, without a folder for them; default: nccl (from GPU to GPU) to those "
-        "where both ends have GPUs and one version of NCCL, otherwise tcp.",
+        "How to send weights to rollout servers without writing them to disk; default: nccl (GPU to GPU) for "
+        "servers where both ends have GPUs and the same version of NCCL, otherwise tcp.",
         choices=WAYS,
         may_change=True,
     )
     rollout_lora: str | None = flag(
         None,
-        "A run that trains adapters alone sends these (adapter: servers keep the weights below, and add them) "
-        "or merged (all weights each time); default: adapter where that can be.",
+        "When a run trains only adapters, send just these (adapter: servers keep the base weights and add them) "
+        "or all weights merged (merged); default: adapter where possible.",
         "name",
         may_change=True,
     )
@@ -63,7 +63,7 @@ class VllmServerArguments:
             mistakes.require_one_of("--rollout_lora", self.rollout_lora, (ADAPTER, MERGED))
         mistakes.require(
             self.rollout_weights_by is None or self.rollout_weights_folder is None,
-            f"--rollout_weights_by {self.rollout_weights_by} and --rollout_weights_folder are two ways to send "
+            f"--rollout_weights_by {self.rollout_weights_by} and --rollout_weights_folder both choose how to send "
             "weights; leave one of them out",
         )
         if self.vllm_servers is not None:

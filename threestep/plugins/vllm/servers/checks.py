@@ -47,22 +47,27 @@ def prepared_workers(client: ServerClient, wanted: WantedServer, seconds: float)
 def why_not(found: Mapping[str, Any], wanted: WantedServer) -> str | None:
     """Return why what a server says of itself does not fit; None if it does."""
     if found.get("protocol") != PROTOCOL:
-        return f"it runs another version of Threestep (protocol {found.get('protocol')}, here {PROTOCOL})"
+        return f"it runs another version of Threestep (protocol {found.get('protocol')}, training has {PROTOCOL})"
     version = str(found.get("vllm"))
     if version != VLLM_VERSION and not version.startswith(f"{VLLM_VERSION}."):
-        return f"it runs vLLM {version}, and this version knows {VLLM_VERSION}"
+        return f"it runs vLLM {version}, but this version of Threestep supports {VLLM_VERSION}"
     if not found.get("tempers"):
-        return f"its sampler is not the one that this version knows; {_START}, which sets VLLM_USE_V2_MODEL_RUNNER=0"
+        return (
+            f"this version of Threestep does not support its sampler; {_START}, which sets VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     if wanted.architecture not in found.get("architectures", ()):
-        return f"it serves a {'/'.join(found.get('architectures', ()))}, and a {wanted.architecture} is trained"
+        return f"it serves {'/'.join(found.get('architectures', ()))}, but the run trains {wanted.architecture}"
     other = _other_fields(found.get("config", {}), wanted.config)
     if other:
         return f"it serves another model: {', '.join(other)}"
     if found.get("dtype") != wanted.dtype:
-        return f"it computes in {found.get('dtype')}; start it with --dtype {wanted.dtype}, in which the run trains"
+        return (
+            f"it computes in {found.get('dtype')}; start it with --dtype {wanted.dtype}, as the run trains in that "
+            "precision"
+        )
     if int(found.get("longest_tokens", 0)) < wanted.longest_tokens:
         return (
-            f"it takes {found.get('longest_tokens')} tokens, and a prompt with its response has up to "
+            f"it accepts {found.get('longest_tokens')} tokens, but a prompt with its response may have "
             f"{wanted.longest_tokens}; start it with --max-model-len {wanted.longest_tokens}"
         )
     if wanted.experts and found.get("no_experts") is not None:
@@ -81,7 +86,7 @@ def _abilities(client: ServerClient, wanted: WantedServer, seconds: float) -> li
         raise ServerFailure(f"it was not started for training ({problem}); {_START}") from problem
     results = answer.get("results") if isinstance(answer, dict) else None
     if not (isinstance(results, list) and results and all(isinstance(each, dict) for each in results)):
-        raise ServerFailure(f"it does not say what it serves; {_START}")
+        raise ServerFailure(f"it does not report what it serves; {_START}")
     return results
 
 
@@ -108,4 +113,4 @@ def _why_not_tokenizer(client: ServerClient, wanted: WantedServer, seconds: floa
     theirs, own = (answer or {}).get("prompt"), wanted.decode(ids)
     if theirs == own:
         return None
-    return f"it has another tokenizer: {len(ids)} tokens are {str(theirs)[:40]!r} there, {own[:40]!r} here"
+    return f"it has another tokenizer: it decodes {len(ids)} tokens as {str(theirs)[:40]!r}, training as {own[:40]!r}"

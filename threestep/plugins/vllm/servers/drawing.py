@@ -144,7 +144,9 @@ class ServerDrawing:
             if left.address in self.left_out:
                 return
             self.left_out[left.address] = left
-        self._log(f"warning: rollout server {left.address} dropped ({left.reason}); other servers draw its responses")
+        self._log(
+            f"warning: rollout server {left.address} dropped ({left.reason}); other servers generate its responses"
+        )
 
     def _check_versions(self, asked: RequestSettings) -> None:
         """Responses that were cut before their end did not say by which weights they were drawn."""
@@ -157,7 +159,8 @@ class ServerDrawing:
                 continue  # it answered what was asked
             if version != asked.version:
                 raise ThreestepError(
-                    f"the rollout server {client.address} got other weights while it drew; give it to one run alone"
+                    f"the weights of rollout server {client.address} changed while it was generating; use it for "
+                    "only one run"
                 )
 
 
@@ -203,13 +206,13 @@ def no_server(reasons: dict[str, str]) -> str:
     """The mistake of a run without servers."""
     found = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
     return (
-        f"no rollout server of --vllm_servers is left ({found}); start one with scripts/serve.sh, and resume the run "
-        "with --resume"
+        f"no rollout server in --vllm_servers is left ({found}); start one with scripts/serve.sh, and resume the "
+        "run with --resume"
     )
 
 
 def _until(events: Iterator[Any], end: float, seconds: float) -> Iterator[Any]:
     for event in events:
         if time.monotonic() > end:
-            raise ServerFailure(f"no whole answer within {seconds:g} seconds")
+            raise ServerFailure(f"no complete answer within {seconds:g} seconds")
         yield event

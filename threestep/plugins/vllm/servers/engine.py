@@ -98,15 +98,17 @@ class VllmServerRollout(RolloutEngine):
     def refusals(cls, settings: RolloutSettings, drawing: Drawing) -> list[str]:
         if settings.own.vllm_servers is None:
             return [
-                "--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT,... or @FILE: servers that "
-                "scripts/serve.sh has started"
+                (
+                    "--rollout_engine vllm_server needs --vllm_servers http://HOST:PORT,... or @FILE with servers "
+                    "started by scripts/serve.sh"
+                )
             ]
         return []
 
     @classmethod
     def planned_memory(cls, settings: RolloutSettings, actor: PlannedActor) -> PlannedMemory:
         """Nothing but weights on their way."""
-        return ({"rollout: weights on their way to servers": actor.sent_bytes} if actor.sent_bytes else {}), {}
+        return ({"rollout: weights in transit to servers": actor.sent_bytes} if actor.sent_bytes else {}), {}
 
     @classmethod
     def create(cls, decode: Decode | None, settings: RolloutSettings) -> VllmServerRollout:
@@ -175,9 +177,9 @@ class VllmServerRollout(RolloutEngine):
         dtype, alone = actor.model.dtype, actor.trains_adapters_alone and self._lora != MERGED
         if self._lora == ADAPTER and not alone:
             raise ThreestepError(
-                f"--rollout_lora {ADAPTER} sends adapters by themselves, and these weights are not adapters on weights "
-                f"that stay (LoRA without --use_dora, --only_optimize_lora false, --load_in_4bit, --load_in_8bit and "
-                f"--rollouts_ahead); give {MERGED}, or leave it out"
+                f"--rollout_lora {ADAPTER} sends only adapters, but this run does not train adapters on fixed "
+                "weights (LoRA without --use_dora, --only_optimize_lora false, --load_in_4bit, --load_in_8bit and "
+                f"--rollouts_ahead); give --rollout_lora {MERGED}, or leave it out"
             )
 
         def take(parts: Any) -> None:
@@ -239,9 +241,9 @@ class VllmServerRollout(RolloutEngine):
         longest = max(len(turn.ids) for turn in turns)
         if longest + most > self.longest_tokens:
             raise ThreestepError(
-                f"a prompt of {longest} tokens leaves no room for a response of {most} in sequences of "
-                f"{self.longest_tokens} tokens (--max_prompt_seq_len and --max_answer_seq_len); raise these or shorten "
-                "the prompt"
+                f"a prompt of {longest} tokens leaves no room for a response of {most} tokens in sequences of "
+                f"{self.longest_tokens} tokens (--max_prompt_seq_len and --max_answer_seq_len); raise these "
+                "limits, or shorten the prompt"
             )
 
 

@@ -34,11 +34,11 @@ def taken_experts(client: ServerClient, name: str, tokens: int, seconds: float) 
     found = results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {}
     shape = found.get("shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(each, int) and each > 0 for each in shape)):
-        raise ServerFailure("it has no experts of a response that it drew")
+        raise ServerFailure("it has no experts for a response that it generated")
     try:
         data = base64.b64decode(str(found.get("data")), validate=True)
     except binascii.Error as problem:
-        raise ServerFailure(f"it answered experts that cannot be read ({problem})") from problem
+        raise ServerFailure(f"it sent experts that cannot be read ({problem})") from problem
     if len(data) != math.prod(shape) * _BYTES or shape[0] < tokens:
-        raise ServerFailure(f"it answered experts of {shape[0]} tokens in {len(data)} bytes, of {tokens} that it read")
+        raise ServerFailure(f"it sent experts for {shape[0]} tokens in {len(data)} bytes, but read {tokens} tokens")
     return torch.frombuffer(bytearray(data), dtype=torch.int16).view(shape)

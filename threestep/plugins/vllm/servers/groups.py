@@ -65,11 +65,13 @@ def chosen_way(flag: str | None, own: End, theirs: Sequence[End]) -> Way:
     """Return how weights go from here to a server's workers. flag: of the user. ServerFailure where that cannot be."""
     hindrance = _why_no_nccl(own, theirs)
     if flag == NCCL and hindrance is not None:
-        raise ServerFailure(f"weights cannot go to it by NCCL, as {hindrance}; leave --rollout_weights_by out")
+        raise ServerFailure(
+            f"weights cannot be sent to it with NCCL, because {hindrance}; leave --rollout_weights_by out"
+        )
     if flag is not None:
         return Way(flag, "--rollout_weights_by")
     if hindrance is not None:
-        return Way(TCP, f"not by NCCL, as {hindrance}")
+        return Way(TCP, f"not NCCL, because {hindrance}")
     return Way(NCCL, f"both ends have GPUs and NCCL {own.nccl}")
 
 
@@ -81,9 +83,9 @@ def _why_no_nccl(own: End, theirs: Sequence[End]) -> str | None:
     others = {each.nccl for each in theirs}
     if not own.nccl or others != {own.nccl}:
         names = "/".join(sorted(each or "none" for each in others))
-        return f"the server has NCCL {names} and training {own.nccl or 'none'}"
+        return f"the server has NCCL {names} but training has {own.nccl or 'none'}"
     if own.gpu in {each.gpu for each in theirs}:
-        return "the server draws on the GPU that sends the weights, which NCCL takes once alone"
+        return "the server generates on the same GPU that sends the weights, which NCCL does not allow"
     return None
 
 
@@ -128,13 +130,13 @@ class WeightGroup:
         found = wanted.clone() if rank == 0 else torch.zeros_like(wanted)
         self.broadcast(found, seconds)
         if not torch.equal(found, wanted):
-            raise RuntimeError("other bytes come than are sent")
+            raise RuntimeError("the received bytes differ from the sent ones")
 
     def broadcast(self, data: torch.Tensor, seconds: float) -> None:
         """Send uint8 numbers from the trainer, over those of the workers. RuntimeError after so many seconds, or where
         an end is gone."""
         if self._group is None:
-            raise RuntimeError("the group is given up")
+            raise RuntimeError("the group has been closed")
         if data.numel():
             self._group.broadcast(data, 0, timedelta(seconds=seconds)).wait()
 
@@ -181,7 +183,7 @@ def met(client: ServerClient, workers: int, by: str, device: torch.device, *, se
             if group is not None:
                 group.close()
             reason = str(found) if isinstance(found, ServerFailure) else type(found).__name__
-            raise ServerFailure(f"no group came about ({reason})")
+            raise ServerFailure(f"the group could not be formed ({reason})")
         group = found or group
     assert group is not None
     return group

@@ -88,7 +88,7 @@ def turn_of(turn: NextTurn, asked: RequestSettings, parts: Iterable[Any]) -> Dra
 def _choice(part: Any) -> Mapping[str, Any]:
     choices = part.get("choices") if isinstance(part, dict) else None
     if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
-        raise ServerFailure("its answer has no response")
+        raise ServerFailure("its answer contains no response")
     return choices[0]
 
 
@@ -96,23 +96,23 @@ def _tokens(choice: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     ids = choice.get("token_ids") or []
     logprobs = (choice.get("logprobs") or {}).get("content") or []
     if len(ids) != len(logprobs):
-        raise ServerFailure(f"it answered {len(ids)} tokens with {len(logprobs)} log-probabilities")
+        raise ServerFailure(f"it returned {len(ids)} tokens but {len(logprobs)} log-probabilities")
     return [(token, own.get("logprob")) for token, own in zip(ids, logprobs, strict=True)]
 
 
 def _check_token(token: Any, logprob: Any, vocabulary: int) -> None:
     if not (isinstance(token, int) and 0 <= token < vocabulary):
-        raise ServerFailure(f"it drew the token {token!r}, and the model has those below {vocabulary}")
+        raise ServerFailure(f"it generated the token {token!r}, but the model only has tokens below {vocabulary}")
     if not (isinstance(logprob, (int, float)) and math.isfinite(logprob) and _LEAST < logprob < _MOST):
-        raise ServerFailure(f"it answered the log-probability {logprob!r} (servers write -9999 for NaN)")
+        raise ServerFailure(f"it returned the log-probability {logprob!r} (servers write -9999 for NaN)")
 
 
 def _check_versions(choice: Mapping[str, Any], version: str) -> None:
     drew = {span.get("version") for span in choice.get("weight_versions") or []}
     if _FIRST_VERSION in drew:
-        raise ServerFailure("it was started again, and has not the weights", is_passing=True)
+        raise ServerFailure("it was restarted and does not have the weights", is_passing=True)
     if drew - {version}:
-        raise ServerFailure("it drew by other weights than it was sent")
+        raise ServerFailure("it generated with different weights from those it was sent")
 
 
 def _check_end(ids: list[int], reason: Any, turn: NextTurn, sampling: Sampling) -> None:
@@ -123,6 +123,6 @@ def _check_end(ids: list[int], reason: Any, turn: NextTurn, sampling: Sampling) 
     if reason == "length" and len(ids) == most and begun is None:
         return
     raise ServerFailure(
-        f"it answered {len(ids)} tokens, finished by '{reason}', where a response ends with an end token or after "
-        f"{most} tokens"
+        f"it returned {len(ids)} tokens and the finish reason '{reason}', but a response must end with an end "
+        f"token or after {most} tokens"
     )

@@ -125,7 +125,7 @@ class Roster:
             try:
                 self._groups[address] = met(client, len(workers), way.by, self._device, seconds=self._seconds)
             except (ServerFailure, OSError) as problem:
-                self.ways[address] = Way(TCP, f"not by {way.by}, as {problem}")
+                self.ways[address] = Way(TCP, f"not {way.by}, because {problem}")
         return Target(client, len(workers), self._groups.get(address))
 
     def _log_ways(self) -> None:
@@ -137,7 +137,7 @@ class Roster:
                 self._logged[client.address] = way
                 of_way.setdefault(way, []).append(client.address)
         for way, addresses in of_way.items():
-            self._log(f"weights go to {', '.join(addresses)} by {way.by} ({way.why})")
+            self._log(f"weights are sent to {', '.join(addresses)} over {way.by} ({way.why})")
 
     def _forget(self, address: str) -> None:
         """Forget what a server was, which may be another one when it is back."""
@@ -168,8 +168,8 @@ class Roster:
             if time.monotonic() > end:
                 reasons = "; ".join(f"{each.client.address}: {each.reason}" for each in missing) or "none is listed"
                 raise ThreestepError(
-                    f"--vllm_servers {self._given}: {reasons}, for {self._seconds:g} seconds (--rollout_timeout); "
-                    "start them with scripts/serve.sh, or remove them from the list"
+                    f"--vllm_servers {self._given}: {reasons} (no change for {self._seconds:g} seconds, "
+                    "--rollout_timeout); start the servers with scripts/serve.sh, or remove them from the list"
                 )
             time.sleep(min(_PAUSE_SECONDS, self._seconds))
 
@@ -200,7 +200,7 @@ class Roster:
         address = seen.client.address
         if seen.workers:
             if self._out.pop(address, None) is not None:
-                self._log(f"the rollout server {address} is back; sending the weights")
+                self._log(f"rollout server {address} is back; sending it the weights")
         elif self._out.get(address) != seen.reason:
             self._out[address] = seen.reason
-            self._log(f"warning: rollout server {address} dropped ({seen.reason}); other servers draw meanwhile")
+            self._log(f"warning: rollout server {address} dropped ({seen.reason}); other servers generate meanwhile")

@@ -130,26 +130,32 @@ class _Receiver:
             for connection in self.connections:
                 connection.sendall(data.numpy().data)
         except OSError as problem:
-            reason = "took no weights for too long" if isinstance(problem, TimeoutError) else "broke off the transfer"
+            reason = (
+                "stopped receiving weights for too long"
+                if isinstance(problem, TimeoutError)
+                else ("broke off the transfer")
+            )
             self.fail(f"it {reason} ({problem.strerror or type(problem).__name__})")
         except RuntimeError as problem:  # a group's
-            self.fail(f"it broke off the transfer, or took no weights for too long ({type(problem).__name__})")
+            self.fail(
+                f"it broke off the transfer, or stopped receiving weights for too long ({type(problem).__name__})"
+            )
 
     def finish(self, version: str, seconds: float) -> None:
         """Have the server put the weights in place, and forget what it computed by the old ones."""
         assert self.request is not None
         self.request.join(seconds)
         if self.request.is_alive():
-            self.fail(f"it did not take the weights within {seconds:g} seconds")
+            self.fail(f"it did not receive the weights within {seconds:g} seconds")
         if not self.is_going:
             return
         try:
             self.client.post("/finish_weight_update", {"weight_version": version}, seconds)
             answer = self.client.post("/reset_prefix_cache", None, seconds)
         except ServerFailure as problem:
-            return self.fail(f"it could not put the weights in place: {problem}")
+            return self.fail(f"it could not load the weights: {problem}")
         if not (isinstance(answer, dict) and answer.get("success")):
-            self.fail("it keeps what it computed by the old weights, as something else draws on it")
+            self.fail("it keeps results computed with the old weights, because something else is generating on it")
 
 
 def send_weights(
@@ -227,8 +233,8 @@ def _by_file(receivers: Sequence[_Receiver], frames: Iterable[Frame], path: Path
             list(pool.map(lambda each: each.finish(version, seconds), [each for each in receivers if each.is_going]))
         except OSError as problem:
             raise ThreestepError(
-                f"--rollout_weights_folder {path.parent} expects a folder with room for the weights, got "
-                f"{problem.strerror}; make it, or leave the flag out"
+                f"--rollout_weights_folder {path.parent} needs a writable folder with room for the weights, got "
+                f"{problem.strerror}; create it or free space, or leave --rollout_weights_folder out"
             ) from problem
         finally:
             path.unlink(missing_ok=True)
@@ -298,7 +304,7 @@ def _accept(receivers: Sequence[_Receiver], ports: Sequence[socket.socket], seco
     for each in receivers:
         if each.is_going and not each.is_connected:
             each.fail(
-                f"it did not connect for the weights within {seconds:g} seconds; where it cannot, but shares a "
+                f"it did not connect to receive the weights within {seconds:g} seconds; if it cannot, but shares a "
                 "folder with the training host, give --rollout_weights_folder"
             )
 

@@ -132,7 +132,7 @@ def _fill(source: io.RawIOBase, place: memoryview) -> None:
     while place:
         count = source.readinto(place)
         if not count:
-            raise ConnectionError("they ended before all weights had come")
+            raise ConnectionError("the transfer ended before all weights had arrived")
         place = place[count:]
 
 

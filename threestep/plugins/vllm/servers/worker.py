@@ -69,7 +69,7 @@ class ThreestepWorker:
             self._threestep_experts.forget()
             return None
         if self.vllm_config.device_config.device_type != "cpu":
-            return "it runs on a GPU, where its model runner keeps the choice of experts in CUDA graphs"
+            return "it runs on a GPU, where its model runner keeps the choice of experts inside CUDA graphs"
         capture = ExpertCapture(NAMED_BY_VLLM + EXPERTS_OF)
         try:
             capture.attach(self)
@@ -148,7 +148,7 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
         try:
             self._group = WeightGroup(Place(**dataclasses.asdict(init_info)), self.parallel_config.rank + 1, device)
         except (OSError, RuntimeError) as problem:
-            raise RuntimeError(f"its worker did not meet the trainer: {type(problem).__name__}") from None
+            raise RuntimeError(f"its worker could not connect to the trainer: {type(problem).__name__}") from None
 
     def _leave_group(self) -> None:
         if self._group is not None:
@@ -169,13 +169,13 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
             else:
                 group = self._group if place.by_group else None
                 if place.by_group and group is None:
-                    raise ValueError("there is no group any more")
+                    raise ValueError("the group no longer exists")
                 frames, sums = received(place.host, place.port, place.secret, place.seconds, group=group)
         except (OSError, ValueError, KeyError, RuntimeError) as problem:
             self._leave_group()  # so that nobody waits for this worker there
-            raise RuntimeError(f"the weights did not come: {problem}") from None  # without the secret
+            raise RuntimeError(f"the weights did not arrive: {problem}") from None  # without the secret
         if {layer or "": own for layer, own in sums_of(frames).by_layer.items()} != sums:
-            raise RuntimeError("the weights that came are not those that were sent")
+            raise RuntimeError("the received weights differ from those that were sent")
         self._kept, self._kept_base = frames, place.base
 
     def finish_weight_update(self) -> None:
@@ -197,8 +197,8 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
         differing = arrived.differing(sent) if self.parallel_config.world_size == 1 else []
         if differing:
             raise RuntimeError(
-                f"vLLM holds other weights than it was sent, in {', '.join(differing)}: it reads checkpoints of this "
-                "architecture differently than transformers stores them"
+                f"vLLM's weights differ from those it was sent, in {', '.join(differing)}: it reads checkpoints of "
+                "this architecture differently from how transformers stores them"
             )
 
     def _whole(self) -> dict[str, torch.Tensor]:
@@ -211,7 +211,7 @@ class StreamedWeights(WeightTransferEngine[StreamInit, StreamUpdate]):
         if weights:
             self._base, self._base_name = weights, self._kept_base
         elif self._base_name != self._kept_base:
-            raise RuntimeError("adapters came, and not the weights that they are added to")
+            raise RuntimeError("adapters arrived without the weights that they are added to")
         return with_adapters(self._base, frames)
 
     def shutdown(self) -> None:

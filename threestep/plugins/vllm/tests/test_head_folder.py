@@ -99,7 +99,7 @@ def test_beside_a_llama_ernies_head_has_a_folder_of_its_own(tmp_path):
 def test_a_family_without_a_form_is_refused(family, form, got, tmp_path):
     saved(tmp_path, family, form)
     with pytest.raises(
-        ThreestepError, match=rf"expects a Qwen2, .*\(exported as MiMo\), .*\(as ERNIE-4.5\), got {got}"
+        ThreestepError, match=rf"needs a Qwen2, .*\(exported as MiMo\), .*\(exported as ERNIE-4.5\), got {got}"
     ):
         write_for_vllm(tmp_path)
 
@@ -107,21 +107,22 @@ def test_a_family_without_a_form_is_refused(family, form, got, tmp_path):
 def test_folders_and_runs_without_a_head_are_refused(tmp_path):
     model_of("llama").save_pretrained(tmp_path)
     with pytest.raises(
-        ThreestepError, match="--mtp vllm expects a run with a head .* train one with --mtp_num_layers 1"
+        ThreestepError,
+        match="--mtp vllm needs a model with a multi-token-prediction head.* train one with --mtp_num_layers 1",
     ):
         write_for_vllm(tmp_path)
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
     (run / "model/config.json").write_text("{}")
     (run / "summary.json").write_text("{}")
-    with pytest.raises(ThreestepError, match="--mtp vllm expects a run with a head for multi-token prediction, and"):
+    with pytest.raises(ThreestepError, match="--mtp vllm needs a model with a multi-token-prediction head, but"):
         export.main([str(run), str(tmp_path / "out"), "--mtp", "vllm"])
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("other", [["--part", "critic"], ["--keep_lora"]])
 def test_a_head_goes_with_the_merged_model(tmp_path, other):
-    with pytest.raises(ThreestepError, match="--mtp expects the merged model; leave out --keep_lora and --part"):
+    with pytest.raises(ThreestepError, match="--mtp needs the merged model; leave out --keep_lora and --part"):
         export.main([str(tmp_path), str(tmp_path / "out"), "--mtp", "vllm", *other])
 
 

@@ -59,7 +59,7 @@ from training.utils.generation.table import RolloutEngineFlags, ServerOrder, eng
         ({"vllm_tensor_parallel_size": 0}, "--vllm_tensor_parallel_size expects 1 or more, got 0"),
         (
             {"vllm_tensor_parallel_size": 2, "vllm_check_weights": True},
-            "--vllm_check_weights expects whole weights, and --vllm_tensor_parallel_size is 2; leave one out",
+            "--vllm_check_weights needs whole weights, but --vllm_tensor_parallel_size is 2; leave one of them out",
         ),
         ({}, None),
     ],
@@ -82,14 +82,26 @@ def test_names_stand_for_engines_and_what_they_do_by_default():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"mtp_num_layers": 0}, "--vllm_speculate 2 guesses by a head .* there is none; give .* or leave"),
-        ({"rollout_engine": "hf"}, "--rollout_engine hf does not support --vllm_speculate, got 2; leave it out or use"),
+        ({"mtp_num_layers": 0}, "--vllm_speculate 2 guesses with a .* head, but there is none; give .* or leave"),
+        (
+            {"rollout_engine": "hf"},
+            "--rollout_engine hf does not support --vllm_speculate, got 2; leave --vllm_speculate out, or",
+        ),
         ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate, got 2; "),
-        ({"speculate": "1"}, "--vllm_speculate 2 is for --rollout_engine vllm and --speculate 1 for hf; leave one of"),
-        ({"rollout_replay": "there"}, "--vllm_speculate 2 draws several tokens at once, and --rollout_replay draws"),
-        ({"min_p": 0.05}, r"--vllm_speculate 2 verifies drafts without min-p \(vLLM 0.32 .*, got --min_p 0.05; leave"),
-        ({"vllm_tensor_parallel_size": 2}, "of the head, and --vllm_tensor_parallel_size is 2; leave one of them out"),
-        ({"mtp_final_norm": False}, "--vllm_speculate 2 expects a Qwen2, .* got qwen2 with a head without a norm at"),
+        (
+            {"speculate": "1"},
+            "--vllm_speculate 2 works only with --rollout_engine vllm, and --speculate 1 only with hf; leave one of",
+        ),
+        (
+            {"rollout_replay": "there"},
+            "--vllm_speculate 2 generates several tokens at once, but --rollout_replay draws",
+        ),
+        ({"min_p": 0.05}, r"--vllm_speculate 2 cannot be combined with --min_p 0.05, because vLLM 0.32 .*; leave"),
+        (
+            {"vllm_tensor_parallel_size": 2},
+            "head's whole weights, but --vllm_tensor_parallel_size is 2; leave one of them out",
+        ),
+        ({"mtp_final_norm": False}, "--vllm_speculate 2 needs a Qwen2, .* got qwen2 with a head without a norm at"),
     ],
 )
 def test_what_drafts_cannot_go_with(given, sentence, monkeypatch):
@@ -112,7 +124,7 @@ def test_an_unknown_engine_is_the_only_mistake(monkeypatch):
         ({"parallel_thinking": True}, "--rollout_engine vllm does not support --parallel_thinking, got True; leave it"),
         ({"speculate": "1", "mtp_num_layers": 1}, "--rollout_engine vllm does not support --speculate, got 1; leave"),
         ({"rollouts_ahead": 1}, "--rollout_engine vllm does not support --rollouts_ahead, got 1; leave it out or use"),
-        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT"),
+        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server needs --vllm_servers http://HOST:PORT"),
     ],
 )
 def test_what_the_engines_cannot_do(given, sentence):
@@ -123,9 +135,9 @@ def test_what_the_engines_cannot_do(given, sentence):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"vllm_speculate": 2}, "--vllm_speculate 2 drafts tokens, some of them wrong"),
-        ({"vllm_tensor_parallel_size": 2}, "--vllm_tensor_parallel_size 2 has several ranks draw"),
-        ({"vllm_prefix_caching": False}, "--vllm_prefix_caching false takes away the cache"),
+        ({"vllm_speculate": 2}, "--vllm_speculate 2 drafts tokens, some of which are rejected"),
+        ({"vllm_tensor_parallel_size": 2}, "--vllm_tensor_parallel_size 2 generates on several ranks"),
+        ({"vllm_prefix_caching": False}, "--vllm_prefix_caching false removes the cache"),
     ],
 )
 def test_what_does_not_go_with_replayed_routers(given, why):
@@ -153,8 +165,8 @@ def test_without_vllm_the_command_that_installs_it_is_told(monkeypatch):
         with pytest.raises(ThreestepError) as told:
             ask()
         assert str(told.value) == (
-            "--rollout_engine vllm expects vLLM, which is not installed here; with a GPU run `pip install -c "
-            "constraints.txt -e .[vllm]`; without one run `bash scripts/install_vllm_cpu.sh` and use "
+            "--rollout_engine vllm needs vLLM, which is not installed here; with a GPU, run `pip install -c "
+            "constraints.txt -e .[vllm]`; without one, run `bash scripts/install_vllm_cpu.sh` and use "
             ".venv_vllm/bin/python"
         )
 
@@ -180,10 +192,13 @@ def test_settings_that_it_refuses_and_memory_that_it_frees():
     assert VllmRollout.refusals(settings(), turns) == []
     assert VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), Drawing()) == []
     (refusal,) = VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), turns)
-    assert "--vllm_tensor_parallel_size 2 has ranks draw together; give 1, or leave the first out" in refusal
+    assert (
+        "--vllm_tensor_parallel_size 2 makes ranks generate together; set it to 1, or leave --environment and --tools "
+        "out" in refusal
+    )
     (refusal,) = VllmRollout.refusals(settings(beside_training=False, processes=3), Drawing())
     assert refusal.startswith(
-        "--rollout_engine vllm batches by itself, and 3 ranks share the prompts: start one process"
+        "--rollout_engine vllm does its own batching, but 3 ranks would share the prompts; start one process"
     )
     assert VllmRollout.frees_gpu_memory(settings())
     assert not VllmRollout.frees_gpu_memory(settings(vllm_sleep=False))
@@ -197,7 +212,7 @@ def test_planned_memory():
     assert VllmRollout.planned_memory(settings(), gpu) == (share, {})
     assert VllmRollout.planned_memory(settings(vllm_sleep=False), gpu) == ({}, share)
     kept = {"rollout: vLLM's weights, 1 / 2": 501, "rollout: vLLM's key-value cache": 2**31}
-    sent = {"rollout: weights on their way to vLLM": 70}
+    sent = {"rollout: weights in transit to vLLM": 70}
     assert VllmRollout.planned_memory(settings(vllm_tensor_parallel_size=2), cpu) == (sent, kept)
     assert RolloutEngine.planned_memory(RolloutSettings(64), gpu) is None
 
@@ -239,7 +254,7 @@ def test_no_rank_holds_a_whole_actor_where_ranks_share_it(said):  # noqa: F811
     """What sleeps between rollouts is no part of what is held."""
     flags = ("--actor_zero_stage", "3", "--num_ranks", "2", "--rollout_engine", "vllm", "--device", "cuda")
     share = said(*flags, "--vllm_tensor_parallel_size", "2", "--device_memory_gb", "80")
-    assert "the actor's weights, whole" not in share and "weights on their way to vLLM" in share
+    assert "the actor's full weights" not in share and "weights in transit to vLLM" in share
     assert float(re.search(r"\+ rollout: vLLM, --vllm_memory_share 0.3 +([\d.]+) ", share)[1]) == 22.4  # GiB
     cache = said(*flags, "--vllm_tensor_parallel_size", "2", "--vllm_cache_gib", "3")
     assert "+ rollout: vLLM's weights, 1 / 2" in cache and re.search(
@@ -252,8 +267,8 @@ def test_no_rank_holds_a_whole_actor_where_ranks_share_it(said):  # noqa: F811
 def test_ranks_that_draw_together_read_a_part_of_the_weights_each(parts):  # noqa: F811
     engine = ("--rollout_engine", "vllm", "--num_ranks", "4")
     alone, together = parts(*engine), parts(*engine, "--vllm_tensor_parallel_size", "4")
-    assert "sums between ranks that draw together" not in alone
-    assert together["sums between ranks that draw together"] > 0
+    assert "all-reduce between ranks that generate together" not in alone
+    assert together["all-reduce between ranks that generate together"] > 0
     assert together["decode"] <= alone["decode"]
 
 
@@ -348,7 +363,7 @@ def test_a_draft_that_holds_other_weights_is_found_out(error):
     tensors = {"m.0.query": torch.randn(3, 3), "m.0.key": torch.randn(1, 3), "m.0.bias": torch.randn(4)}
     send_draft(llm, reload, tensors, check=False)
     if error:
-        with pytest.raises(ThreestepError, match="^vLLM drafts with other weights than it was sent: .* out$"):
+        with pytest.raises(ThreestepError, match="^vLLM drafts with different weights from those it was sent: .* out$"):
             send_draft(llm, reload, tensors, check=True)
     else:
         send_draft(llm, reload, tensors, check=True)

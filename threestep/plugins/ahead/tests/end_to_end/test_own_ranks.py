@@ -65,4 +65,4 @@ def test_ranks_draw_by_the_same_weights_in_threads_of_their_own():
     assert first["found"] == second["found"] and len(first["found"]) == 3
     assert first["found"][0] != first["found"][1] != first["found"][2]
     assert [server.transfers for server in servers] == [3, 3], "the first rank sends"
-    assert "no rollout server of --vllm_servers is left" in first["problem"] == second["problem"]
+    assert "no rollout server in --vllm_servers is left" in first["problem"] == second["problem"]

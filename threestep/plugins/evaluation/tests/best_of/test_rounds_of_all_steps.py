@@ -93,7 +93,7 @@ def test_rounds_of_an_earlier_run_are_refused_or_removed(programs, tmp_path):
     calls, _ = programs
     all_steps.main(["--config", "run.yaml"])
     (tmp_path / "runs/x/step1_sft/summary.json").unlink()
-    with pytest.raises(ThreestepError, match="runs/x/rounds holds rounds of an earlier run: give --resume to continue"):
+    with pytest.raises(ThreestepError, match="runs/x/rounds holds rounds of an earlier run; give --resume to continue"):
         all_steps.main(["--config", "run.yaml"])
     (tmp_path / "runs/x/rounds/2/old").write_text("")
     all_steps.main(["--config", "run.yaml", "--overwrite"])
@@ -103,10 +103,13 @@ def test_rounds_of_an_earlier_run_are_refused_or_removed(programs, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rounds": 0}, "f: expected rounds to be a positive whole number, got 0"),
-        ({"rounds": None}, "f: expected rounds to be a positive whole number, got None"),
-        ({"best_of": ...}, "f: rounds expect a section best_of, got none; add it"),
-        ({"step3_ppo": {}}, "f: rounds train step2_dpo after step1_sft and step2_reward, got 'step3_ppo' too; remove"),
+        ({"rounds": 0}, "f: rounds must be a positive whole number, got 0"),
+        ({"rounds": None}, "f: rounds must be a positive whole number, got None"),
+        ({"best_of": ...}, "f: rounds need a section best_of, but there is none; add it"),
+        (
+            {"step3_ppo": {}},
+            "f: rounds train step2_dpo after step1_sft and step2_reward, but the file also has 'step3_ppo'; remove",
+        ),
         ({"best_of": {"output_dir": "x"}}, "f: 'best_of' sets output_dir; set output_dir at the top of the file"),
     ],
 )
@@ -154,7 +157,9 @@ def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
 
 
 def test_rounds_are_not_chosen_by_number(programs):
-    with pytest.raises(ThreestepError, match="--step chooses among steps, and the file has rounds after them; leave"):
+    with pytest.raises(
+        ThreestepError, match="--step selects steps, but the file also has rounds, which follow all steps; leave"
+    ):
         all_steps.main(["--config", "run.yaml", "--step", "1"])
 
 

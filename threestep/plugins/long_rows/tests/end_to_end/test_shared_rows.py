@@ -91,5 +91,5 @@ def test_a_dry_run_counts_a_slice(start: Path):
         assert ran.code == 0, ran.words
         found[size] = ran.stdout
         assert "+ activations" in ran.stdout
-    assert "an optimizer step takes 8 sequences (4 x 2 ranks x 1)" in found[1]
-    assert "an optimizer step takes 4 sequences (4 x 1 groups of 2 ranks x 1); a forward of one group" in found[2]
+    assert "an optimizer step uses 8 sequences (4 x 2 ranks x 1)" in found[1]
+    assert "an optimizer step uses 4 sequences (4 x 1 groups of 2 ranks x 1); a forward on one group" in found[2]

@@ -156,12 +156,15 @@ ONES = torch.ones(3, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (([ONES, ONES], [8], [3], 16), "as many response masks as total and response lengths, got 2, 1 and 1"),
+        (
+            ([ONES, ONES], [8], [3], 16),
+            "the same number of response masks, total lengths and response lengths, got 2, 1 and 1",
+        ),
         (([], [], [], 16), "a row needs at least one sequence, got none"),
-        (([ONES, ONES.bool()], [8, 8], [3, 3], 16), "need one dtype, got torch.bool, torch.int64"),
-        (([ONES, ONES], [8, 8], [3, 4], 16), "sequence 1: a mask of 3 tokens for a response of 4 tokens in a"),
-        (([ONES], [2], [3], 16), "sequence 0: a mask of 3 tokens for a response of 3 tokens in a sequence of 2"),
-        (([ONES, ONES], [8, 8], [3, 3], 15), "sequences of 16 tokens in total do not fit into a row of 15"),
+        (([ONES, ONES.bool()], [8, 8], [3, 3], 16), "need the same dtype, got torch.bool, torch.int64"),
+        (([ONES, ONES], [8, 8], [3, 4], 16), "sequence 1: got a mask of 3 tokens for a response of 4 tokens in a"),
+        (([ONES], [2], [3], 16), "sequence 0: got a mask of 3 tokens for a response of 3 tokens in a sequence of 2"),
+        (([ONES, ONES], [8, 8], [3, 3], 15), "sequences of 16 tokens in total do not fit in a row of 15"),
     ],
     ids=["surplus", "none", "dtypes", "mask", "response", "row"],
 )
@@ -197,14 +200,17 @@ def test_slices_come_back_as_the_row(length, ranks, dtype, in_rows):
     [
         (
             lambda: zigzag_slice(torch.arange(10), 0, 2),
-            "10 tokens .* 4 chunks of 2 ranks; pad them to 12 or give a pad",
+            "10 tokens .* 4 chunks for 2 ranks; pad them to 12, or give a pad",
         ),
         (lambda: zigzag_slice(torch.arange(8), 2, 2), "expected a rank from 0 to 1, got 2"),
         (lambda: zigzag_slice(torch.arange(8), -1, 2), "expected a rank from 0 to 1, got -1"),
         (lambda: zigzag_unslice([torch.arange(4), torch.arange(6)]), r"one slice per rank, .*, got lengths \[4, 6\]"),
-        (lambda: zigzag_unslice([torch.arange(3), torch.arange(3)]), r"of one even length, got lengths \[3, 3\]"),
+        (lambda: zigzag_unslice([torch.arange(3), torch.arange(3)]), r"of the same even length, got lengths \[3, 3\]"),
         (lambda: zigzag_unslice([]), r"one slice per rank, .* got lengths \[\]"),
-        (lambda: zigzag_unslice([torch.arange(4)] * 2, length=9), "slices of 8 tokens in total cannot hold a row of 9"),
+        (
+            lambda: zigzag_unslice([torch.arange(4)] * 2, length=9),
+            "the slices hold 8 tokens in total, too few for a row of 9",
+        ),
     ],
     ids=["divides", "rank above", "rank below", "unequal", "odd", "none", "too short"],
 )

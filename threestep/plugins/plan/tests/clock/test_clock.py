@@ -189,7 +189,7 @@ def test_traffic_hides_behind_computation_and_a_small_model_waits_for_the_host()
     assert wide["traffic"] > wide["matmuls"] and bare["traffic"] > bare["matmuls"]
     tiny = Work(Counter({Matmul(1, 8, 64, 64): 100}), launches=100)
     parts = step_parts(TrainingWork(tiny, tiny, Work()), PLAN, H100)
-    assert parts["launches by the host"] > 10 * parts["matmuls"]
+    assert parts["kernel launches by the host"] > 10 * parts["matmuls"]
 
 
 def test_shards_and_offload():
@@ -209,7 +209,7 @@ def test_a_measured_cpu_launches_beside_its_work_and_at_its_rates():
     cpu = replace(H100, measured=measured)
     parts = step_parts(WORK._replace(head=Work(moved_bytes=100.0, launches=5)), PLAN, cpu)
     assert parts["matmuls"] == pytest.approx(30 * 2 * 16384 * 8192 * 8192 / 1e9)
-    assert parts["launches by the host"] == pytest.approx(10e-5 + 20 * 2e-5 + 5e-5)
+    assert parts["kernel launches by the host"] == pytest.approx(10e-5 + 20 * 2e-5 + 5e-5)
     assert parts["output layer"] == 2.0 and parts["optimizer"] == 10.0
     assert parts["the step itself"] == pytest.approx(0.25 + PLAN.layers * 0.04)
     thrice = step_parts(WORK, replace(PLAN, micro_steps=3), cpu)

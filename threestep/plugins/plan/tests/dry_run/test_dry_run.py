@@ -61,7 +61,7 @@ def test_what_is_printed_adds_up_and_only_the_first_rank_speaks(capsys, monkeypa
     figures = {
         line.rsplit(None, 2)[0].strip(): line.split()[-2:] for line in said.splitlines()[2:-1] if "--" not in line
     }
-    assert figures["held all the time"] == ["5.000", "1.000"] == figures["most at once, y"]
+    assert figures["total held throughout"] == ["5.000", "1.000"] == figures["most at once, y"]
     assert figures["most at once, x"] == ["6.000", "1.000"] == figures["most at once"]
     assert said.endswith(f"judged {6 * gib}\n")
     monkeypatch.setenv("RANK", "1")
@@ -75,10 +75,10 @@ def test_what_is_printed_adds_up_and_only_the_first_rank_speaks(capsys, monkeypa
     [
         (["--num_ranks", "8"], "--num_ranks 8 is the number of ranks that `threestep` and scripts"),
         (["--dry_run", "true", "--ranks", "0"], "--num_ranks expects 1 or more, got 0"),
-        (["--device", "cuda"], "--device expects --dry_run, got cuda without it"),
+        (["--device", "cuda"], "--device cuda describes a device to plan for and needs --dry_run"),
         (
             ["--dry_run", "--device_memory_gb", "80", "--device", "cpu"],
-            "--device_memory_gb 80.0 is for GPUs, but --dev",
+            "--device_memory_gb 80.0 applies to GPUs, but --dev",
         ),
         (["--dry_run", "--device", "gpu"], "--device expects one of cpu, cuda, h100, "),
     ],
@@ -106,7 +106,7 @@ def test_without_a_gpu_the_flags_say_what_is_planned(monkeypatch, kind, gigabyte
     assert planned_device(DryRunArguments(True, kind, gigabytes)) == expected
 
 
-@pytest.mark.parametrize(("most", "words"), [(50, "this fits a GPU"), (95, "this hardly fits a GPU")])
+@pytest.mark.parametrize(("most", "words"), [(50, "this fits a GPU"), (95, "this barely fits a GPU")])
 def test_the_verdict_leaves_a_tenth_to_cuda(most, words):
     sentence = verdict(PlannedDevice(True, 100 * 10**9), most * 10**9)
     assert sentence.startswith(words) and "100 GB (93.1 GiB)" in sentence and f"{most}% of it" in sentence
@@ -192,9 +192,9 @@ def test_as_many_sequences_as_fit(dry_run, gigabytes, sequences):
     """`auto`: the most sequences of a step whose forward fits, the step as large as ever."""
     flags = f"--device cuda --device_memory_gb {gigabytes} --gradient_accumulation_steps 3 --max_seq_len 128"
     text = dry_run(main, *flags.split(), "--per_device_train_batch_size", "auto", fits=sequences > 1)
-    assert f"auto: --per_device_train_batch_size {sequences} (of a step's 48; a forward may take" in text
-    assert f"an optimizer step takes 48 sequences ({sequences} x 1 ranks x {48 // sequences})" in text
-    needed, free = re.search(r"may take ([\d.e+-]+) GB of ([\d.e+-]+) that are free", text).groups()
+    assert f"auto: --per_device_train_batch_size {sequences} (of 48 in a step; a forward may need" in text
+    assert f"an optimizer step uses 48 sequences ({sequences} x 1 ranks x {48 // sequences})" in text
+    needed, free = re.search(r"may need ([\d.e+-]+) GB of ([\d.e+-]+) GB free", text).groups()
     assert (float(needed) <= 0.9 * float(free)) == (sequences > 1)
 
 
@@ -202,7 +202,7 @@ def test_as_many_sequences_as_fit(dry_run, gigabytes, sequences):
 def test_forwards_on_a_cpu_are_counted_small(dry_run, kind, tokens):
     """30 sequences of 128 tokens are 3,840; 16 of them are 2,048."""
     text = dry_run(main, "--max_seq_len", "128", "--per_device_train_batch_size", "30", "--device", kind)
-    assert f"a forward of one rank holds at most {tokens} tokens in packed rows" in text
+    assert f"a forward on one rank holds at most {tokens} tokens in packed rows" in text
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def said(dry_run):
 
 def test_a_name_gives_seconds_hours_and_money(said):
     text = said("--device", "h100", "--num_ranks", "64", "--price_per_hour", "2.5", "--max_train_steps", "1000")
-    assert "seconds of one step on 64 x h100" in text and "launches by the host" in text and "traffic" in text
+    assert "seconds of one step on 64 x h100" in text and "kernel launches by the host" in text and "traffic" in text
     assert "1,000 steps: " in text and "at 2.5 per hour and rank" in text and "accuracy: " in text
     assert "this fits a GPU of 80 GB" in text
     assert "seconds of one step" not in said("--device", "cuda")  # a kind alone
@@ -226,14 +226,16 @@ def test_pairs_are_two_sequences(dry_run):
     def seconds(table: str, name: str) -> float:
         return float(re.findall(rf"^  {name} +([\d.]+)$", table, re.M)[-1])
 
-    assert seconds(pairs, "launches by the host") == pytest.approx(2 * seconds(text, "launches by the host"), abs=2e-4)
+    assert seconds(pairs, "kernel launches by the host") == pytest.approx(
+        2 * seconds(text, "kernel launches by the host"), abs=2e-4
+    )
     assert seconds(pairs, "optimizer") == seconds(text, "optimizer")
 
 
 def test_seconds_are_not_known_for_shared_rows_and_a_price_needs_a_device(capsys, said):
     assert clock_device("h100", "bf16", sharing=RowSharing(2, flag="--ranks_of_a_row")) is None
-    assert "not known yet for --ranks_of_a_row 2" in capsys.readouterr().out
-    with pytest.raises(ThreestepError, match=r"--price_per_hour 2.5 expects a --device of known speed.*, got cuda"):
+    assert "not yet available with --ranks_of_a_row 2" in capsys.readouterr().out
+    with pytest.raises(ThreestepError, match=r"--price_per_hour 2.5 needs a --device of known speed.*, got cuda"):
         said("--device", "cuda", "--price_per_hour", "2.5")
 
 
@@ -275,7 +277,7 @@ def test_a_device_is_read_from_a_file(said, tmp_path):
     assert f"seconds of one step on 1 x {tmp_path / 'mine.json'}" in said("--device", str(tmp_path / "mine.json"))
     (tmp_path / "other.json").write_text("{}")
     for name in ("other.json", "none.json"):
-        with pytest.raises(ThreestepError, match=rf"--device \S*{name} expects a file of .*; measure again"):
+        with pytest.raises(ThreestepError, match=rf"--device \S*{name} expects a file written by .*; measure again"):
             clock_device(str(tmp_path / name), "bf16")
     with pytest.raises(ThreestepError, match="--device expects one of cpu, .* got 'h10'; did you mean 'h100'"):
         said("--device", "h10")

@@ -299,12 +299,12 @@ def of_gigabytes(*each: float):
 @pytest.mark.parametrize(
     ("given", "each", "sentence"),
     [
-        (1, (100, 60, 40, 30), "--ranks_of_a_row 2 is the least that fits: 55.9 GiB, 75% of it"),
-        (8, (100, 60, 40, 30), "--ranks_of_a_row 2 is the least that fits: 55.9 GiB, 75% of it"),
+        (1, (100, 60, 40, 30), "--ranks_of_a_row 2 is the smallest that fits: 55.9 GiB, 75% of it"),
+        (8, (100, 60, 40, 30), "--ranks_of_a_row 2 is the smallest that fits: 55.9 GiB, 75% of it"),
         (2, (100, 60, 40, 30), None),
-        (1, (75, 71, 40, 30), "--ranks_of_a_row 2 is the least that fits: 66.1 GiB, 89% of it"),
+        (1, (75, 71, 40, 30), "--ranks_of_a_row 2 is the smallest that fits: 66.1 GiB, 89% of it"),
         (1, (70, 60, 40, 30), None),
-        (1, (900, 500, 400, 300), "no --ranks_of_a_row up to 8 fits, which leaves 279.4 GiB on a rank"),
+        (1, (900, 500, 400, 300), "no --ranks_of_a_row up to 8 fits: 8 would still need 279.4 GiB per rank"),
     ],
 )
 def test_the_least_that_leaves_a_tenth_is_advised(given, each, sentence, capsys):
@@ -376,4 +376,4 @@ def test_the_least_for_an_8_billion_model_is_2():
         return plan.engine.held, plan.moments
 
     said = advised_sharing(SHARING[1], [1, 2, 4, 8], of_ranks, GPU)
-    assert said == "--ranks_of_a_row 2 is the least that fits: 58.3 GiB, 78% of it"
+    assert said == "--ranks_of_a_row 2 is the smallest that fits: 58.3 GiB, 78% of it"

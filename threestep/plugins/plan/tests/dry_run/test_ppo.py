@@ -33,19 +33,19 @@ def test_roles_and_a_rollout(said):
     for role in ("actor: weights", "critic: weights", "reference: weights", "reward model: weights"):
         assert role in text
     # 16 sequences of 64 tokens: 2 layers x 2 x 64 numbers x 2 bytes x 16 x 64
-    assert "rollout: key-value cache, 16 x 64" in text and "the actor's weights, whole" not in text
-    assert "+ rollout: the layer of the cache that is copied" in text
+    assert "rollout: key-value cache, 16 x 64" in text and "the actor's full weights" not in text
+    assert "+ rollout: copy of one layer's cache" in text
     assert "most at once, rolling out" in text and "most at once, in a backward of the critic" in text
     text = said(*BY_A_RULE, critic=False)
     assert "actor: weights" in text
     assert not re.search("critic: |reference: |reward model: ", text)
-    assert "logits of two models" in said("--kl_estimator", "full")
+    assert "both models' logits" in said("--kl_estimator", "full")
 
 
 def test_what_zero_3_gathers(said):
     text = said("--actor_lora_dim", "4", "--actor_zero_stage", "3", "--num_ranks", "2", "--enable_ema", "true")
     assert "reference: " not in text and "moving average" in text
-    assert "actor: weights, sharded" in text and "rollout: the actor's weights, whole" in text
+    assert "actor: weights, sharded" in text and "rollout: the actor's full weights" in text
     text = said("--critic_zero_stage", "3", "--num_ranks", "2")
     assert "most at once, in a forward of the reward model" in text and "forward of the reference" not in text
     assert "+ reward model: gathered weights" in text
@@ -57,7 +57,7 @@ def test_a_head_for_multi_token_prediction_is_counted(said, lora):
     three norms more, at 2 bytes in bfloat16, with 12 for the optimizer."""
     text = said("--mtp_num_layers", "2", "--actor_lora_dim", lora, "--device_memory_gb", "80", "--device", "cuda")
     weights = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64 + 128 * 64 + 3 * 64)
-    assert f"multi-token prediction: a head of 2, {weights:,} weights" in text
+    assert f"multi-token prediction: a head with 2 modules, {weights:,} weights" in text
     lines = dict(re.findall(r"\n  (mtp: [a-z]+)[^\d]*(?:32 weights)? +([\d.]+) ", text))
     assert {"mtp: weights", "mtp: gradients", "mtp: optimizer"} <= lines.keys(), text
     assert "in the head's optimizer step" in text and "mtp: " not in said("--actor_lora_dim", lora)
@@ -85,16 +85,17 @@ def test_forwards_on_a_cpu_are_counted_small(said, kind, reuses, tokens):
     """40 sequences of 64 tokens are 2,560; 32 of them are 2,048."""
     sizes = ("--per_device_generation_batch_size", "40", "--per_device_training_batch_size", "40")
     text = said(*sizes, "--device", kind, "--reuse_forwards", reuses)
-    assert f"a forward of one rank holds at most {tokens} tokens" in text
+    assert f"a forward on one rank holds at most {tokens} tokens" in text
 
 
 def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
     read = "true (training can reuse the earlier forwards; false turns it off)"
     text = said("--device", "cuda", "--device_memory_gb", "80")
-    assert f"auto: --reuse_values {read}, --reuse_forwards {read}" in text and "the actor's activations, kept" in text
+    assert f"auto: --reuse_values {read}, --reuse_forwards {read}" in text and "the actor's stored activations" in text
     tight = said("--device", "cuda", "--device_memory_gb", "0.011")
     assert re.search(
-        r"auto: --reuse_values true \(.*, --reuse_forwards false \(true may take 0\.0\d+ GB, and 0\.011 are free\)",
+        r"auto: --reuse_values true \(.*, --reuse_forwards false \(true may need 0\.0\d+ GB, but only "
+        r"0\.011 GB are free\)",
         tight,
     )
     assert "activations, kept" not in tight
@@ -107,7 +108,7 @@ def test_a_cpu_keeps_no_forwards_that_take_much_of_its_memory(said):
     """Its memory is not the run's alone: graphs may take it to twice as much, which those of 80 sequences exceed
     and those of 64 do not."""
     many = ("--per_device_generation_batch_size", "80", "--per_device_training_batch_size", "80")
-    slow = r"--reuse_forwards false \(true is faster and takes ([\d.]+) GB instead of ([\d.]+)\)"
+    slow = r"--reuse_forwards false \(true is faster but needs ([\d.]+) GB instead of ([\d.]+) GB\)"
     found = re.search(slow, said(*many))
     assert found is not None and float(found[1]) > 2 * float(found[2])
     few = ("--per_device_generation_batch_size", "64", "--per_device_training_batch_size", "64")
@@ -126,10 +127,10 @@ def test_a_laptop_plans_a_gpu(said):
 def test_rollouts_ahead_hold_the_weights_of_their_steps(said):
     """On a CPU beside training; on a GPU hf draws before the step."""
     beside = said("--rollouts_ahead", "2", "--device", "cpu")
-    assert "rollouts ahead: the actor's weights, 2 x" in beside and "+ rollout: key-value cache" not in beside
-    assert "the actor's weights, 3 x" in said("--rollouts_ahead", "free", "--device", "cpu")
+    assert "rollouts ahead: the actor's weights, copied 2 x" in beside and "+ rollout: key-value cache" not in beside
+    assert "the actor's weights, copied 3 x" in said("--rollouts_ahead", "free", "--device", "cpu")
     before = said("--rollouts_ahead", "2", "--device", "cuda", "--device_memory_gb", "80")
-    assert "+ rollouts ahead: the actor's weights, 1 x" in before and "+ rollout: key-value cache" in before
+    assert "+ rollouts ahead: the actor's weights, copied 1 x" in before and "+ rollout: key-value cache" in before
 
 
 @pytest.fixture
@@ -145,16 +146,19 @@ def parts(said):
 
 def test_every_model_and_phase_has_its_part_and_what_is_not_done_takes_no_time(parts):
     found = parts("--actor_zero_stage", "3", "--critic_zero_stage", "3", "--num_ranks", "16")
-    assert {"prefill", "decode", "weights to the rollout", "scores of the reward model", "scores of the reference",
-            "actor: launches by the host", "critic: launches by the host"} <= set(found)  # fmt: skip
+    assert {"prefill", "decode", "sending weights to the rollout", "scores of the reward model",
+            "scores of the reference",
+            "actor: kernel launches by the host", "critic: kernel launches by the host"} <= set(found)  # fmt: skip
     total = found.pop("one rollout")
     assert sum(found.values()) == pytest.approx(total, abs=1e-3)
     assert found["decode"] > found["prefill"]
     found = parts(*BY_A_RULE, critic=False)
     assert not any("critic" in name or "reference" in name or "reward model" in name for name in found)
-    assert "weights to the rollout" not in found and "scores of the actor" in found
+    assert "sending weights to the rollout" not in found and "scores of the actor" in found
     once, twice = parts(), parts("--ppo_epochs", "2")
-    assert twice["actor: launches by the host"] == pytest.approx(2 * once["actor: launches by the host"], rel=1e-2)
+    assert twice["actor: kernel launches by the host"] == pytest.approx(
+        2 * once["actor: kernel launches by the host"], rel=1e-2
+    )
     assert twice["decode"] == once["decode"]
 
 

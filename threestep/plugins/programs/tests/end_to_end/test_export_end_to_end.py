@@ -121,9 +121,9 @@ def test_what_cannot_be_exported_is_one_sentence(alone, tmp_path):
     (tmp_path / "full" / "a").write_text("")
     for flags, sentence in [
         ([run, tmp_path / "full"], "full'; remove it, or name another"),
-        ([run, tmp_path / "out", "--keep_lora"], "was trained without LoRA; leave the flag out"),
+        ([run, tmp_path / "out", "--keep_lora"], "was trained without LoRA; leave --keep_lora out"),
         ([run, tmp_path / "out", "--part", "critic"], "expects a checkpoint with a critic, got model"),
-        ([run, tmp_path / "out", "--part", "average"], "has none: the run had no --enable_ema"),
+        ([run, tmp_path / "out", "--part", "average"], "has no average because the run did not use --enable_ema"),
     ]:
         with pytest.raises(ThreestepError, match=sentence):
             export.main([str(flag) for flag in flags])

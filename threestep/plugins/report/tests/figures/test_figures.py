@@ -240,7 +240,7 @@ ENDED_GROUPS = {"step": 1, "prompts": 4, "positions": [1, 2], "unused": "it ende
     [
         ([], None, None, None, None, ""),
         ([epoch(0, [2, 0]), epoch(2, [1, 0], cut=[1]), epoch(4, [2, 1])], 2, {"cut": 1}, [], [],
-         "epoch 1: 2 of 3 prompts were learned from once; 1 were not: cut"),
+         "epoch 1: 2 of 3 prompts were each trained on once; 1 were not: cut"),
         ([epoch(0, [2, 0]), ENDED], 2, {"it ended": 1}, [], [], ""),
         ([epoch(0, [2, 0])], 2, {NOT_DRAWN: 1}, [], [], f"1 were {NOT_DRAWN}"),
         ([epoch(0, [2, 0]), epoch(4, [2, 1])], 2, {}, [2], [], "LOST: 1 (positions 2)"),
@@ -320,7 +320,7 @@ def test_without_a_reference_it_stands_over_the_steps(figures_of):
     assert found.kl is None and found.curve.x_label == "step"
     assert [line.label for line in found.curve.lines] == ["score"]
     assert [x for x, _ in found.curve.lines[0].points] == [0.0, 2.0, 4.0]
-    assert found.signs and found.signs[0].endswith("and nothing held out checks it")
+    assert found.signs and found.signs[0].endswith("and no held-out value checks it")
 
 
 def test_two_evaluations_are_no_curve_and_other_steps_have_none(figures_of, sft_run):

@@ -105,10 +105,10 @@ def test_names_tell_runs_apart():
 
 
 def test_no_folder_and_no_run_are_mistakes(tmp_path):
-    with pytest.raises(ThreestepError, match=r"expected a run's folder \(its --output_dir\), got .*/gone, which is"):
+    with pytest.raises(ThreestepError, match=r"expected a run's folder \(its --output_dir\), but .*/gone is not"):
         read_runs([tmp_path / "gone"])
     (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(ThreestepError, match="holds no run: expected one of metrics.jsonl, config.yaml, samples.jsonl"):
+    with pytest.raises(ThreestepError, match="holds no run: none of metrics.jsonl, config.yaml, samples.jsonl"):
         read_runs([tmp_path])
 
 
@@ -233,10 +233,10 @@ def test_the_best_step_is_beside_the_last(step_of):
     assert best_step(step) == 20
     assert headline(step) == [
         HeadlineFigure("SFT loss", 4.0, 1.9, None, "best: 1.5 after step 20", got_worse=True),
-        HeadlineFigure("Token accuracy", 0.1, 0.65, None, "0.6 at the best loss, step 20"),
+        HeadlineFigure("Token accuracy", 0.1, 0.65, None, "0.6 at the best loss (step 20)"),
     ]
     assert worse_sentence(step).startswith(
-        "the held-out loss was lowest after step 20 (1.5) and is 1.9 after step 30 (Token accuracy got better, 0.6 to "
+        "the held-out loss was lowest after step 20 (1.5) but is 1.9 after step 30 (Token accuracy got better, 0.6 to "
         "0.65): further training made it worse; "
     )
 
@@ -244,15 +244,15 @@ def test_the_best_step_is_beside_the_last(step_of):
 def test_a_run_that_never_got_better(step_of):
     step = step_of(NEVER_BETTER)
     assert [figure.note for figure in headline(step)] == ["best before training", ""]
-    assert worse_sentence(step).endswith(": training made it worse; lower the learning rate, or look at the rows")
+    assert worse_sentence(step).endswith(": training made it worse; lower the learning rate, or check the rows")
     assert worse_sentence(step_of(NEVER_BETTER[:2])) != ""  # of two evaluations too
 
 
 def test_the_model_of_the_best_step_has_its_figures(step_of):
     step = step_of(load_best_model_at_end=True)
     assert headline(step) == [
-        HeadlineFigure("SFT loss", 4.0, 1.5, None, "of the best step, 20"),
-        HeadlineFigure("Token accuracy", 0.1, 0.6, None, "of the best step, 20"),
+        HeadlineFigure("SFT loss", 4.0, 1.5, None, "from the best step, 20"),
+        HeadlineFigure("Token accuracy", 0.1, 0.6, None, "from the best step, 20"),
     ]
     assert worse_sentence(step) == "" and worse_sentence(step_of(load_best_model_at_end=True, done=False)) != ""
     # The best is one after training.
@@ -269,7 +269,7 @@ def test_a_run_is_judged_by_the_metric_that_it_names(step_of):
 def test_pairs_are_judged_by_their_loss(step_of, program, gap):
     program = f"training.{program}.main"
     step = step_of(program=program, accuracy="accuracy")
-    assert best_step(step) == 20 and headline(step)[0].note == "0.6 at the best loss, step 20"
+    assert best_step(step) == 20 and headline(step)[0].note == "0.6 at the best loss (step 20)"
     assert worse_sentence(step) == ""  # pairs are ranked better
     assert worse_sentence(step_of((*OVERFIT[:3], (30, 1.9, 0.6)), program, "accuracy")) != ""
     with open(step.path / "metrics.jsonl", "a") as file:

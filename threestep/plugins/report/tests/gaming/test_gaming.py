@@ -164,10 +164,10 @@ COURSES = {
             "length",
             "stays",
             ("check",),
-            "100% of the score's gain goes with length",
-            "and checker did not rise with it",
+            "100% of the score's gain is explained by length",
+            "but checker did not rise with it",
         ),
-        ("length", "rises", (), "", "and nothing held out checks it"),
+        ("length", "rises", (), "", "and no held-out value checks it"),
         ("length", "rises", ("check",), None, ""),  # the checker rises too
         ("rises", "rises", ("check",), None, ""),
         ("rises", "stays", ("check",), None, ""),  # no feature explains the gain
@@ -216,7 +216,7 @@ def test_a_gamed_reward_is_in_the_log_of_an_evaluation(tmp_path, capsys):
     assert sign.startswith("the score rose by 10 ") and "checker, which is not trained on, fell by 0.4" in sign
     assert watch.signs(10, samples(10, 0.9)) == watch.signs(0, samples(0, 0.1)) == []
     watch.samples(10, samples(10, 0.4))
-    assert capsys.readouterr().out == f"GRPO: after rollout 10 {sign}; see the report's section on it\n"
+    assert capsys.readouterr().out == f"GRPO: after rollout 10, {sign}; see this section of the report\n"
     assert (
         RewardWatch(RunFolder(tmp_path, is_main_rank=False), watch.values, watch.method).signs(10, samples(10, 0.4))
         == []

@@ -124,7 +124,7 @@ def test_everything_stands_on_it(tmp_path, sft_run, ppo_run):
     expected = {
         "Step 1: supervised fine-tuning", "Step 3: PPO", "Loss", "Throughput", "KL to the reference",
         "Length and reward", "Rewards of held-out prompts", "Samples", "Rose most", "Human: 3? Assistant:", "Time",
-        "start-up, loading and saving", "Cut and left out", "7 too long", "Settings", "learning_rate",
+        "startup, loading and saving", "Cut and left out", "7 too long", "Settings", "learning_rate",
         "Every metric of step1_sft", "rollout",
         "Written 2026-01-02 03:04 by Threestep, from the files in the runs' folders.",
     }  # fmt: skip
@@ -147,7 +147,7 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     with open(folder / "metrics.jsonl", "a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
     text, reader = read(folder)
-    worse = "SFT: the held-out loss was lowest after step 2 (2) and is 2.75"
+    worse = "SFT: the held-out loss was lowest after step 2 (2) but is 2.75"
     assert any(told.startswith(worse) for told in reader.texts)
     assert "<code>--early_stopping 3</code>" in text and '<span class="note bad">best: 2 after step 2</span>' in text
     assert [line.get("best") for line in drawings(text)["sft-0"]["lines"]] == [None, [2.0, 2.0]]
@@ -203,7 +203,7 @@ def test_old_unfinished_and_empty_runs_have_a_page(sft_run, tmp_path, missing):
     folder = sft_run()
     (folder / missing).unlink()
     _, reader = read(folder)
-    unfinished = "sft has no summary.json: the run continues, or it was stopped before its end"
+    unfinished = "sft has no summary.json: the run is not finished, or it was stopped early"
     assert (unfinished in reader.texts) == (missing == "summary.json")
     (tmp_path / "metrics.jsonl").write_text("")
     assert "No metrics yet." in read(tmp_path)[1].texts
@@ -233,7 +233,7 @@ def test_a_gamed_reward_is_on_the_page_with_its_pairs(ppo_run):
     assert "gaming-0" in parts.drawings
     for words in (
         '<p class="warning">The score rose by 2 ', "while checker, which is not trained on, fell by", "&lt;b&gt;p",
-        "10 responses whose score rose most while a held-out value fell", "pairs of neighbouring words",
+        "10 responses whose score rose most while a held-out value fell", "adjacent word pairs that occurred",
         "A linear model of these features", 'data-chart="gaming-0"', "it does not promise to warn",
     ):  # fmt: skip
         assert words in parts.html["gaming"], words

@@ -109,16 +109,18 @@ def test_the_pages_programs_run(server, folder, page, name, tmp_path):
 def test_mistakes_are_openais_errors(client, server):
     import openai
 
-    with pytest.raises(openai.AuthenticationError, match="expects the key that it printed when it started"):
+    with pytest.raises(openai.AuthenticationError, match="needs the key that it printed when it started"):
         asked(client_of(server, api_key="sk-wrong"))
-    with pytest.raises(openai.NotFoundError, match="'model' expects 'tiny', the only one here, got 'gpt-4'"):
+    with pytest.raises(
+        openai.NotFoundError, match="'model' must be 'tiny', the only model on this server, got 'gpt-4'"
+    ):
         client.chat.completions.create(model="gpt-4", messages=HI)
     with pytest.raises(
-        openai.BadRequestError, match="'frequency_penalty' is not supported and may only be 0"
+        openai.BadRequestError, match="'frequency_penalty' is not supported, so it must be 0"
     ) as refusal:
         asked(client, frequency_penalty=0.5)
     assert refusal.value.param == "frequency_penalty"
-    with pytest.raises(openai.RateLimitError, match="responses are waiting and 128 more are too many"):
+    with pytest.raises(openai.RateLimitError, match="responses are waiting, and 128 more would exceed the limit"):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: asked(client, n=128), range(8)))
 

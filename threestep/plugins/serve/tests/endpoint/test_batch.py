@@ -55,7 +55,7 @@ def events_of(queue, count: int) -> list:
 def test_lines_wait_for_a_row_and_too_many_are_refused():
     batch = Batch(Rows, most_rows=2, most_waiting=3)
     _, first = batch.submit([ORDER] * 3)
-    with pytest.raises(RefusedRequest, match=r"3 responses are waiting and 1 more are too many .*waiting 3") as none:
+    with pytest.raises(RefusedRequest, match=r"3 responses are waiting, and 1 more would exceed .*waiting 3") as none:
         batch.submit([ORDER])
     assert none.value.status == 429 and none.value.code == "rate_limit_exceeded"
     batch.start()
@@ -63,7 +63,7 @@ def test_lines_wait_for_a_row_and_too_many_are_refused():
     found = events_of(first, 18)
     assert [event.ended for event in found].count("length") == 3 and Rows.most == 2
     batch.close(5)
-    with pytest.raises(RefusedRequest, match="the server is shutting down; send the request again when it is back"):
+    with pytest.raises(RefusedRequest, match="the server is shutting down; send the request again once it is back"):
         batch.submit([ORDER])
 
 

@@ -51,17 +51,19 @@ def test_the_models_template_gets_the_variables_that_were_saved_with_it(save_mod
 def test_a_model_that_would_be_asked_otherwise_has_a_reason(save_model, tmp_path, monkeypatch):
     folder = save_model("chat", tokenizer=chat_tokenizer(chat_template("chatml")))
     model = opened(folder)
-    assert why_not_alike(model) == f"its folder does not set the end token to {model.end_token}"
+    assert why_not_alike(model) == f"its folder does not name {model.end_token} as the end token"
     settings = {"eos_token_id": model.tokenizer.convert_tokens_to_ids(model.end_token)}
     (tmp_path / "chat" / "generation_config.json").write_text(json.dumps(settings))
     assert why_not_alike(opened(folder)) is None
     monkeypatch.setattr("threestep.plugins.serve.endpoint.own_server._HUMAN_ASSISTANT", "Human: Assistant:")
-    assert "would write a conversation of user with different tokens" in why_not_alike(opened(save_model("plain")))
+    assert "would tokenize a conversation of user differently from training" in why_not_alike(
+        opened(save_model("plain"))
+    )
     adapter = tmp_path / "adapter"
     shutil.copytree(folder, adapter)
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": folder, "peft_type": "LORA"}))
     (adapter / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    assert why_not_alike(opened(str(adapter))) == "it is an adapter, which Threestep merges into its base"
+    assert why_not_alike(opened(str(adapter))) == "it is an adapter, which Threestep must merge into its base model"
 
 
 CHILD = """

@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_model(folder, served):
         assert client.send(SCORES, texts)[1] == answer  # to the bit
         beyond = {"prompt_ids": [[1]] * 2, "response_ids": [[10**6]] * 2, "tokenizer": served.tokenizer}
         status, answer = client.send(SCORES, {**texts, **beyond})
-        assert status == 400 and "expect lists of ids from 0 to" in answer["error"]["message"]
+        assert status == 400 and "must be lists of ids from 0 to" in answer["error"]["message"]
         assert client.send("/v1/models")[1]["data"][0]["id"] == "rm"
 
 
@@ -84,26 +84,26 @@ REFUSED = [
     (SCORES, None, 405, "/v1/scores takes no GET"),
     ("/v1/models", ONE, 405, "/v1/models takes no POST"),
     ("/v2", ONE, 404, "there is no /v2; this server has /v1/scores and /v1/models"),
-    (SCORES, b"{", 400, "the body expects JSON: "),
-    (SCORES, [], 400, "the body expects an object with 'prompts' and 'responses'"),
+    (SCORES, b"{", 400, "the body must be JSON: "),
+    (SCORES, [], 400, "the body must be an object with 'prompts' and 'responses'"),
     (SCORES, {**ONE, "nonsense": 1}, 400, "'nonsense' is not supported; leave it out"),
     (SCORES, {**ONE, "model": "other"}, 404, "there is no model 'other'; this server has 'rm'"),
-    (SCORES, {"prompts": [], "responses": []}, 400, "'responses' expects a list of 1 to 1024 texts"),
-    (SCORES, {**ONE, "responses": [1]}, 400, "'responses' expects a list with one entry for each of the 1 responses"),
+    (SCORES, {"prompts": [], "responses": []}, 400, "'responses' must be a list of 1 to 1024 texts"),
+    (SCORES, {**ONE, "responses": [1]}, 400, "'responses' must be a list with one entry for each of the 1 responses"),
     (
         SCORES,
         {**ONE, "prompts": ["p", "q"]},
         400,
-        "'prompts' expects a list with one entry for each of the 1 responses",
+        "'prompts' must be a list with one entry for each of the 1 responses",
     ),
-    (SCORES, {**ONE, "messages": ["p"]}, 400, "'messages' expects a list with one entry for each of the 1 responses"),
+    (SCORES, {**ONE, "messages": ["p"]}, 400, "'messages' must be a list with one entry for each of the 1 responses"),
     (SCORES, {**ONE, "messages": [[{"role": "x"}]]}, 400, "the conversation"),
-    (SCORES, {**ONE, "response_ids": [[1]]}, 400, "'prompt_ids' and 'response_ids' go together"),
+    (SCORES, {**ONE, "response_ids": [[1]]}, 400, "'prompt_ids' and 'response_ids' must be given together"),
     (
         SCORES,
         {**ONE, "responses": ["a " * 300]},
         400,
-        "tokens with its prompt, and the model reads at most 128; shorten them",
+        "tokens including its prompt, but the model reads at most 128; shorten them",
     ),
 ]
 

@@ -61,8 +61,8 @@ def test_fields_at_the_value_that_changes_nothing_are_read():
 
 
 REFUSED = [
-    ({"frequency_penalty": 0.5}, "'frequency_penalty' is not supported and may only be 0, got"),
-    ({"response_format": {"type": "json_object"}}, "'response_format' is not supported and may only be"),
+    ({"frequency_penalty": 0.5}, "'frequency_penalty' is not supported, so it must be 0, got"),
+    ({"response_format": {"type": "json_object"}}, "'response_format' is not supported, so it must be"),
     ({"tools": [{}]}, "'tools' is not supported"),
     ({"temprature": 1}, "'temprature' is not supported; leave it out; did you mean 'temperature'"),
     ({"echo": True}, "'echo' is not supported"),
@@ -70,24 +70,24 @@ REFUSED = [
     ({"temperature": True}, "'temperature' expects a number from 0 to 2, got True"),
     ({"temperature": float("nan")}, "'temperature' expects a number from 0 to 2, got nan"),
     ({"top_p": 0}, "'top_p' expects more than 0 and at most 1, got 0"),
-    ({"n": 0}, "'n' expects a whole number from 1 to 128, got 0"),
-    ({"n": 1.0}, "'n' expects a whole number from 1 to 128, got 1.0"),
-    ({"seed": "a"}, "'seed' expects a whole number"),
-    ({"stop": [""]}, "'stop' expects a text or a list of at most 16, none of them empty, got"),
-    ({"stop": ["a"] * 17}, "'stop' expects a text or a list of at most 16"),
-    ({"stream": 1}, "'stream' expects true or false, got 1"),
-    ({"stream_options": {"include_usage": True}}, "'stream_options' expects 'stream': true; leave it out"),
-    ({"stream": True, "stream_options": {"a": 1}}, "'stream_options' expects an object with 'include_usage', got"),
-    ({"max_tokens": 4, "max_completion_tokens": 5}, "mean the same, got two different numbers"),
-    ({"top_logprobs": 2}, "'top_logprobs' expects 'logprobs': true; give both"),
-    ({"messages": []}, "'messages' expects a list with at least one message, got"),
-    ({"messages": ["Hi"]}, r"'messages\[0\]' expects an object with 'role' and 'content', got 'Hi'"),
-    ({"messages": [{"role": "me"}]}, r"'messages\[0\].role' expects one of system, developer, user, assistant, tool"),
-    ({"messages": [{**HI[0], "name": "Ann"}]}, r"'messages\[0\].name' is not supported; a message has role"),
-    ({"messages": [*HI, {"role": "assistant", "content": "a"}]}, "expects a user or tool message at the end"),
-    ({"messages": [{"role": "user", "content": 5}]}, r"'messages\[0\].content' expects a text or a list of text parts"),
+    ({"n": 0}, "'n' must be a whole number from 1 to 128, got 0"),
+    ({"n": 1.0}, "'n' must be a whole number from 1 to 128, got 1.0"),
+    ({"seed": "a"}, "'seed' must be a whole number"),
+    ({"stop": [""]}, "'stop' must be a text or a list of at most 16 texts, none of them empty, got"),
+    ({"stop": ["a"] * 17}, "'stop' must be a text or a list of at most 16"),
+    ({"stream": 1}, "'stream' must be true or false, got 1"),
+    ({"stream_options": {"include_usage": True}}, "'stream_options' needs 'stream': true; set it"),
+    ({"stream": True, "stream_options": {"a": 1}}, "'stream_options' must be an object with 'include_usage', got"),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "mean the same but have different values"),
+    ({"top_logprobs": 2}, "'top_logprobs' needs 'logprobs': true; give both"),
+    ({"messages": []}, "'messages' must be a list with at least one message, got"),
+    ({"messages": ["Hi"]}, r"'messages\[0\]' must be an object with 'role' and 'content', got 'Hi'"),
+    ({"messages": [{"role": "me"}]}, r"'messages\[0\].role' must be one of system, developer, user, assistant, tool"),
+    ({"messages": [{**HI[0], "name": "Ann"}]}, r"'messages\[0\].name' is not supported; a message may have role"),
+    ({"messages": [*HI, {"role": "assistant", "content": "a"}]}, "must end with a user or tool message"),
+    ({"messages": [{"role": "user", "content": 5}]}, r"'messages\[0\].content' must be a text or a list of text parts"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
-     "got a part of type 'image_url': this server takes only text"),
+     "got a part of type 'image_url'; this server accepts only text"),
 ]  # fmt: skip
 
 
@@ -100,19 +100,21 @@ def test_others_are_refused_by_name(fields, sentence):
 
 def test_a_text_is_refused_for_what_is_none():
     for prompt in (5, [], [1.5], ["a", 5]):
-        with pytest.raises(RefusedRequest, match="'prompt' expects a text, token ids, or a list of either, got"):
+        with pytest.raises(RefusedRequest, match="'prompt' must be a text, token ids, or a list of either, got"):
             text(prompt=prompt)
     with pytest.raises(RefusedRequest, match="'prompt' is required but missing"):
         read_request({"model": "m"}, False, "m")
 
 
 def test_the_model_must_be_the_one_that_is_served():
-    with pytest.raises(RefusedRequest, match="'model' expects 'm', the only one here, got 'gpt-4'") as refusal:
+    with pytest.raises(
+        RefusedRequest, match="'model' must be 'm', the only model on this server, got 'gpt-4'"
+    ) as refusal:
         read_request({"model": "gpt-4", "messages": HI}, True, "m")
     assert (refusal.value.status, refusal.value.code) == (404, "model_not_found")
-    with pytest.raises(RefusedRequest, match="'model' expects the name of the model, 'm', got none"):
+    with pytest.raises(RefusedRequest, match="'model' must be the model's name, 'm', but it is missing"):
         read_request({"messages": HI}, True, "m")
-    with pytest.raises(RefusedRequest, match="the body expects a JSON object, got a list"):
+    with pytest.raises(RefusedRequest, match="the body must be a JSON object, got a list"):
         read_request([], True, "m")
 
 

@@ -25,7 +25,7 @@ def test_nobody_without_the_key_is_answered(client):
         for path, body in ((MODELS, None), (CHAT, {}), ("/", None)):
             status, answer = client.send(path, body, key=key and key.encode("utf-8").decode("latin-1"))
             assert status == 401 and answer["error"]["code"] == "invalid_api_key"
-            assert "expects the key that it printed when it started" in answer["error"]["message"]
+            assert "needs the key that it printed when it started" in answer["error"]["message"]
     assert client.send(MODELS, None, key=None, Authorization=f"Basic {KEY}")[0] == 401
     assert client.send(MODELS, None, key=None, Authorization=f"bearer {KEY}")[0] == 200
 
@@ -44,16 +44,22 @@ REFUSED = [
     ("GET", CHAT, None, 405, f"{CHAT} takes no GET"),
     ("PUT", CHAT, {}, 405, f"{CHAT} takes no PUT"),
     ("POST", MODELS, {}, 405, f"{MODELS} takes no POST"),
-    ("POST", CHAT, b"{", 400, "the body expects JSON: "),
-    ("POST", CHAT, b"[" * 100 + b"]" * 100, 400, "the body expects JSON: lists and objects are nested"),
-    ("POST", CHAT, b"\xff", 400, "the body expects JSON: "),
-    ("POST", CHAT, b"x" * (2**16 + 1), 413, "the body expects at most 65,536 bytes, got 65,537"),
+    ("POST", CHAT, b"{", 400, "the body must be JSON: "),
+    ("POST", CHAT, b"[" * 100 + b"]" * 100, 400, "the body must be JSON: lists and objects are nested"),
+    ("POST", CHAT, b"\xff", 400, "the body must be JSON: "),
+    ("POST", CHAT, b"x" * (2**16 + 1), 413, "the body may have at most 65,536 bytes, got 65,537"),
     ("POST", CHAT, {"model": "tiny", "messages": HI, "nonsense": 1}, 400, "'nonsense' is not supported"),
-    ("POST", TEXT, {"model": "tiny", "prompt": [99999]}, 400, "'prompt' expects ids from 0 to"),
-    ("POST", TEXT, {"model": "tiny", "prompt": ""}, 400, "'prompt' expects a text, got an empty one"),
-    ("POST", TEXT, {"model": "tiny", "prompt": "a " * 300}, 400, "128 positions, which leaves 0 tokens"),
-    ("POST", TEXT, {"model": "tiny", "prompt": "a", "max_tokens": 128}, 400, "leaves 127 tokens for the response"),
-    ("POST", TEXT, {"model": "tiny", "prompt": "a", "n": 100}, 429, "responses are waiting and 100 more are too"),
+    ("POST", TEXT, {"model": "tiny", "prompt": [99999]}, 400, "'prompt' must contain ids from 0 to"),
+    ("POST", TEXT, {"model": "tiny", "prompt": ""}, 400, "'prompt' must not be empty"),
+    (
+        "POST",
+        TEXT,
+        {"model": "tiny", "prompt": "a " * 300},
+        400,
+        "128 positions, which leaves room for 0 response tokens",
+    ),
+    ("POST", TEXT, {"model": "tiny", "prompt": "a", "max_tokens": 128}, 400, "leaves room for 127 response tokens"),
+    ("POST", TEXT, {"model": "tiny", "prompt": "a", "n": 100}, 429, "responses are waiting, and 100 more would"),
 ]
 
 
@@ -204,7 +210,9 @@ def test_a_family_that_shares_no_batch_answers_without_logprobs(save_model, tiny
     ids = {"eos_token_id": tiny_tokenizer.eos_token_id, "pad_token_id": tiny_tokenizer.pad_token_id}
     tiny_causal_lm("gemma2", vocab_size=len(tiny_tokenizer), **ids).save_pretrained(folder)
     model = load_served(folder, "tiny", SAMPLING, ChatArguments())
-    assert "responses are drawn one at a time instead of in one batch, without logprobs: " in capsys.readouterr().err
+    assert (
+        "responses are generated one at a time instead of in a batch, and without logprobs: " in capsys.readouterr().err
+    )
     with serving(model) as client:
         alone = [client.text(f"Hi {number}", seed=number, max_tokens=8) for number in range(5)]
         with ThreadPoolExecutor(5) as pool:

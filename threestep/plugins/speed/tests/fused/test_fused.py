@@ -172,7 +172,7 @@ def test_a_cpu_takes_none_by_itself_and_refuses_them(measured, monkeypatch):
     settle_kernels(model, own, None)
     settle_kernels(model, own, False)
     assert own.notes == [] and fuse(model, plain_kernels())
-    with pytest.raises(ThreestepError, match="--use_liger_kernel: it needs a CUDA device, and there is none here"):
+    with pytest.raises(ThreestepError, match="--use_liger_kernel: it needs a CUDA device, but there is none here"):
         settle_kernels(model, own, True)
 
 
@@ -181,7 +181,7 @@ def test_what_computes_the_same_is_fused_and_noted(measured, monkeypatch, wanted
     model, own = measured
     monkeypatch.setattr(choice, "liger_kernels", plain_kernels)
     settle_kernels(model, own, wanted)
-    assert own_forward_of(model).notes == ["norms, gates and rotations are Liger's kernels, in 9 modules"]
+    assert own_forward_of(model).notes == ["norms, gates and rotations use Liger's kernels in 9 modules"]
     assert sum(isinstance(vars(part).get("forward"), FusedMlp) for part in model.modules()) == 2
 
 
@@ -206,7 +206,10 @@ def fails(*given: Any) -> Any:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"silu_mul": lambda gate, up: gate * up}, r"log-probabilities or scores move by [\d.e+]+ \(rounding explains"),
+        (
+            {"silu_mul": lambda gate, up: gate * up},
+            r"log-probabilities or scores change by [\d.e+]+ \(rounding explains",
+        ),
         ({"rotate": fails}, r"they fail here \(RuntimeError: no such instruction\)"),
     ],
     ids=["something else", "failing"],
@@ -214,11 +217,11 @@ def fails(*given: Any) -> Any:
 def test_what_computes_something_else_is_taken_back(measured, monkeypatch, changed, reason):
     model, own = measured
     monkeypatch.setattr(choice, "liger_kernels", lambda: plain_kernels()._replace(**changed))
-    with pytest.raises(ThreestepError, match=f"^--use_liger_kernel: .*{reason}.*; leave it out$"):
+    with pytest.raises(ThreestepError, match=f"^--use_liger_kernel: .*{reason}.*; leave --use_liger_kernel out$"):
         settle_kernels(model, own, True)
     assert not any("forward" in vars(part) for part in model.modules())
     settle_kernels(model, own, None)
-    assert len(own.notes) == 1 and own.notes[0].startswith("norms, gates and rotations are the model's own kernels: ")
+    assert len(own.notes) == 1 and own.notes[0].startswith("norms, gates and rotations use the model's own kernels: ")
     assert not any("forward" in vars(part) for part in model.modules())
 
 
@@ -243,7 +246,7 @@ def test_without_the_package_the_model_stays_as_it_is(measured, monkeypatch, lac
         settle_kernels(model, own, True)
     monkeypatch.setattr(choice, "liger_kernels", plain_kernels)
     model = tiny_causal_lm("gpt2")
-    with pytest.raises(ThreestepError, match="no part of GPT2LMHeadModel is written as these kernels compute"):
+    with pytest.raises(ThreestepError, match="no part of GPT2LMHeadModel matches what these kernels compute"):
         settle_kernels(model, read_own_forward(model), True)
 
 

@@ -126,12 +126,12 @@ def test_weights_go_where_they_are_not_and_samples_of_a_prompt_to_one_server(ser
     [
         ({"die_after": 1}, "no answer"),
         ({"slow": 0.6}, "no answer within 0.3 seconds"),
-        ({"nonsense": "token"}, "it drew the token 64"),
+        ({"nonsense": "token"}, "it generated the token 64"),
         ({"nonsense": "nan"}, "the log-probability -9999.0"),
         ({"nonsense": "lengths"}, "8 tokens with 7 log-probabilities"),
-        ({"nonsense": "short"}, "it answered 1 tokens, finished by 'abort'"),
-        ({"nonsense": "version"}, "by other weights than it was sent"),
-        ({"nonsense": "nothing"}, "it answered 0 tokens, finished by 'None'"),
+        ({"nonsense": "short"}, "it returned 1 tokens and the finish reason 'abort'"),
+        ({"nonsense": "version"}, "with different weights from those it was sent"),
+        ({"nonsense": "nothing"}, "it returned 0 tokens and the finish reason 'None'"),
     ],
 )
 def test_what_a_failing_server_had_is_drawn_elsewhere(servers, capsys, fault, reason):
@@ -164,10 +164,10 @@ def test_experts_come_with_each_response(servers, stop, capsys):
             ids = sequence.input_ids.tolist()
             assert torch.equal(sequence.experts[: len(ids) - 1], experts_of(ids))
             assert (sequence.experts[-1] == UNKNOWN).all()
-    assert "dropped (it answered experts of" in capsys.readouterr().out
+    assert "dropped (it sent experts for" in capsys.readouterr().out
     assert not any(server.experts for server in servers[1:]), "they are taken once"
     servers[1].faults = {"experts": "none"}
-    with pytest.raises(ThreestepError, match="it has no experts of a response that it drew"):
+    with pytest.raises(ThreestepError, match="it has no experts for a response that it generated"):
         drawn(engine, actor, how)
 
 
@@ -185,7 +185,7 @@ def test_no_server_is_left(servers):
     drawn(engine, actor)
     for server in servers:
         server.faults["nonsense"] = "nan"
-    with pytest.raises(ThreestepError, match="no rollout server of --vllm_servers is left .*-9999.*--resume"):
+    with pytest.raises(ThreestepError, match="no rollout server in --vllm_servers is left .*-9999.*--resume"):
         drawn(engine, actor)
 
 
@@ -193,7 +193,7 @@ def test_no_server_is_left(servers):
     ("fault", "reason"),
     [
         ("die_in_transfer", "weights: "),
-        ("refuse_finish", "weights: it could not put the weights in place: it answered 500: no room"),
+        ("refuse_finish", "weights: it could not load the weights: it answered 500: no room"),
     ],
 )
 def test_a_transfer_that_fails_leaves_the_old_weights(servers, capsys, fault, reason):
@@ -222,7 +222,7 @@ def test_a_server_that_was_started_again_gets_the_weights(servers, capsys):
     servers[0] = FakeServer(port=servers[0].port)
     assert responses(drawn(engine, actor)) == expected(actor)
     assert servers[0].transfers == 1 and servers[0].drawn
-    assert "is back; sending the weights" in capsys.readouterr().out
+    assert "is back; sending it the weights" in capsys.readouterr().out
 
 
 def test_a_server_that_was_started_again_in_a_rollout(servers, capsys):
@@ -233,7 +233,7 @@ def test_a_server_that_was_started_again_in_a_rollout(servers, capsys):
         servers[0].version, servers[0].weights = "default", 0
         got = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, PLAIN, range(6), 2))
     assert responses(got) == expected(actor)
-    assert "dropped (it was started again, and has not the weights)" in capsys.readouterr().out
+    assert "dropped (it was restarted and does not have the weights)" in capsys.readouterr().out
     assert responses(drawn(engine, actor)) == expected(actor) and servers[0].transfers == 2
     assert engine.figures()["rollout/servers"] == 2
 
@@ -257,8 +257,8 @@ def test_servers_of_a_file_join_and_leave(servers, tmp_path):
     ("says", "reason"),
     [
         ({"protocol": 0}, "another version of Threestep"),
-        ({"vllm": "0.33.1"}, "it runs vLLM 0.33.1, and this version knows 0.32"),
-        ({"architectures": ["Qwen3ForCausalLM"]}, "it serves a Qwen3ForCausalLM, and a LlamaForCausalLM is trained"),
+        ({"vllm": "0.33.1"}, "it runs vLLM 0.33.1, but this version of Threestep supports 0.32"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "it serves Qwen3ForCausalLM, but the run trains LlamaForCausalLM"),
         ({"config": {"hidden_size": 4096}}, "it serves another model: hidden_size 4096 there, 32 here"),
         ({"dtype": "bfloat16"}, "start it with --dtype float32"),
         ({"longest_tokens": 32}, "start it with --max-model-len 64"),
@@ -277,7 +277,9 @@ def test_a_server_that_is_not_the_right_one(servers, says, reason):
 def test_servers_that_do_not_come_and_another_key(servers, monkeypatch):
     gone = FakeServer()
     gone.stop()
-    with pytest.raises(ThreestepError, match=r"no answer \(.*for 0.2 seconds \(--rollout_timeout\); start them with"):
+    with pytest.raises(
+        ThreestepError, match=r"no answer \(.*no change for 0.2 seconds, --rollout_timeout\); start the servers with"
+    ):
         drawn(engine_of([*servers, gone], seconds=0.2), Lent())
     monkeypatch.setenv("VLLM_API_KEY", "wrong")
     with pytest.raises(ThreestepError, match="it refuses the key"):
@@ -313,18 +315,20 @@ def test_turns_of_a_conversation_stay_on_their_server(servers):
 
 def test_what_cannot_be_asked(servers):
     engine, actor = engine_of(servers), Lent()
-    with pytest.raises(ThreestepError, match="a prompt of 5 tokens leaves no room for a response of 60 in"):
+    with pytest.raises(ThreestepError, match="a prompt of 5 tokens leaves no room for a response of 60 tokens in"):
         drawn(engine, actor, replace(PLAIN, max_new_tokens=60))
     engine = engine_of(servers)
     engine._lora = "adapter"
-    with pytest.raises(ThreestepError, match="--rollout_lora adapter sends adapters by themselves.*; give merged, or"):
+    with pytest.raises(
+        ThreestepError, match="--rollout_lora adapter sends only adapters.*; give --rollout_lora merged, or"
+    ):
         drawn(engine, Lent())
 
 
 def test_flags_and_no_servers():
     settings = RolloutSettings(64, VllmServerArguments())
     [sentence] = VllmServerRollout.refusals(settings, IN_ONE_PIECE)
-    assert sentence.startswith("--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT")
+    assert sentence.startswith("--rollout_engine vllm_server needs --vllm_servers http://HOST:PORT")
     assert not VllmServerRollout.refusals(RolloutSettings(64, VllmServerArguments("http://a:1")), IN_ONE_PIECE)
     mistakes = Mistakes()
     VllmServerArguments("http://a:1", rollout_lora="adapters").validate(mistakes)
@@ -332,7 +336,7 @@ def test_flags_and_no_servers():
     VllmServerArguments("a:1").validate(mistakes)
     assert [sentence.partition(",")[0] for sentence in mistakes.sentences] == [
         "--rollout_lora expects one of adapter",
-        "--rollout_weights_by tcp and --rollout_weights_folder are two ways to send weights; leave one of them out",
+        "--rollout_weights_by tcp and --rollout_weights_folder both choose how to send weights; leave one of them out",
         "--vllm_servers a:1 expects http://HOST:PORT for each server",
     ]
 
@@ -374,7 +378,9 @@ def test_a_list_and_a_file_of_servers(tmp_path):
     place.write_text("", encoding="utf-8")
     assert listed_servers(f"@{place}") == []
     place.write_text("b:2", encoding="utf-8")
-    with pytest.raises(ThreestepError, match="servers, which --vllm_servers names, expects http://HOST:PORT for each"):
+    with pytest.raises(
+        ThreestepError, match=r"servers \(given with --vllm_servers\) expects http://HOST:PORT for each"
+    ):
         listed_servers(f"@{place}")
     with pytest.raises(ThreestepError, match="the file cannot be read"):
         listed_servers(f"@{tmp_path / 'none'}")
@@ -396,7 +402,7 @@ def test_the_key(tmp_path):
     assert server_key({"VLLM_API_KEY_FILE": str(place)}) == "abc"
     assert server_key({"VLLM_API_KEY": "own", "VLLM_API_KEY_FILE": str(place)}) == "own"
     place.write_text("\n", encoding="utf-8")
-    with pytest.raises(ThreestepError, match="which is empty; write the servers' key into it"):
+    with pytest.raises(ThreestepError, match="which is empty; write the servers' key to it"):
         server_key({"VLLM_API_KEY_FILE": str(place)})
     with pytest.raises(ThreestepError, match="VLLM_API_KEY_FILE names a file that cannot be read"):
         server_key({"VLLM_API_KEY_FILE": str(tmp_path / "none")})

@@ -73,7 +73,7 @@ def test_every_bit_arrives():
 
 def test_a_transfer_that_breaks_off():
     header, payload = framed(Frame("a", torch.ones(1000)))
-    with pytest.raises(ConnectionError, match="they ended before all weights had come"):
+    with pytest.raises(ConnectionError, match="the transfer ended before all weights had arrived"):
         received("127.0.0.1", served(header, payload[:100]), "s" * 64, 5.0)
     with pytest.raises(ConnectionError):
         received("127.0.0.1", served(header, payload), "s" * 64, 5.0)
@@ -141,7 +141,7 @@ def test_files_that_fail(servers, tmp_path):
     """What a server cannot read leaves its old weights; a folder that is not there ends the run."""
     servers[0].faults["refuse_finish"] = True
     sent = send(servers, folder=str(tmp_path))
-    assert "could not put the weights in place: it answered 500: no room" in sent.failures[servers[0].address]
+    assert "could not load the weights: it answered 500: no room" in sent.failures[servers[0].address]
     assert [server.version for server in servers] == ["default", "v1"] and not list(tmp_path.iterdir())
 
     with pytest.raises(RuntimeError, match="a rank is gone"):
@@ -187,13 +187,13 @@ def test_a_server_that_does_not_connect(servers, monkeypatch):
     monkeypatch.setattr(servers[0], "on_update_weights", lambda body: threading.Event().wait(2.0))
     sent = send(servers, seconds=0.2)
     (reason,) = sent.failures.values()
-    assert servers[0].address in sent.failures and "not connect for the weights within 0.2 seconds; where" in reason
+    assert servers[0].address in sent.failures and "not connect to receive the weights within 0.2 seconds; if" in reason
     assert servers[1].transfers == 1
 
 
 def test_old_answers_that_a_server_keeps(servers, monkeypatch):
     monkeypatch.setattr(servers[0], "on_reset_prefix_cache", lambda body: {"success": False})
-    assert "it keeps what it computed by the old weights" in send(servers).failures[servers[0].address]
+    assert "it keeps results computed with the old weights" in send(servers).failures[servers[0].address]
 
 
 def test_the_silent_and_the_slow_hold_up_nobody():
@@ -303,9 +303,9 @@ def server(servers):
         (CPU, [GPU], TCP, "training runs on a CPU"),
         (GPU, [CPU], TCP, "the server runs on a CPU"),
         (GPU, [OTHER, CPU], TCP, "the server runs on a CPU"),
-        (GPU, [OTHER._replace(nccl="2.26.2")], TCP, "the server has NCCL 2.26.2 and training 2.27.5"),
+        (GPU, [OTHER._replace(nccl="2.26.2")], TCP, "the server has NCCL 2.26.2 but training has 2.27.5"),
         (GPU, [OTHER._replace(nccl="")], TCP, "the server has NCCL none"),
-        (GPU, [OTHER, GPU], TCP, "the server draws on the GPU that sends"),
+        (GPU, [OTHER, GPU], TCP, "the server generates on the same GPU that sends"),
     ],
 )
 def test_both_ends_decide(own, theirs, by, why):
@@ -316,7 +316,7 @@ def test_both_ends_decide(own, theirs, by, why):
     if by == NCCL:
         assert chosen_way(NCCL, own, theirs).by == NCCL
         return
-    with pytest.raises(ServerFailure, match=f"cannot go to it by NCCL, as {why}"):
+    with pytest.raises(ServerFailure, match=f"cannot be sent to it with NCCL, because {why}"):
         chosen_way(NCCL, own, theirs)
 
 
@@ -327,13 +327,13 @@ def test_weights_go_by_the_group_from_the_start_on(servers, capsys):
         actor.step()
     assert [(each.meetings, each.by_group, each.transfers) for each in servers] == [(1, 2, 2)] * 2
     first, second = (each.address for each in servers)
-    assert capsys.readouterr().out.count(f"weights go to {first}, {second} by gloo (--rollout_weights_by)") == 1
+    assert capsys.readouterr().out.count(f"weights are sent to {first}, {second} over gloo (--rollout_weights_by)") == 1
 
 
 def test_on_cpus_weights_go_over_tcp_and_the_log_says_why(server, capsys):
     engine, actor = engine_of([server]), Lent()
     assert responses(drawn(engine, actor)) == expected(actor) and server.meetings == server.by_group == 0
-    said = f"weights go to {server.address} by tcp (not by NCCL, as training runs on a CPU)"
+    said = f"weights are sent to {server.address} over tcp (not NCCL, because training runs on a CPU)"
     assert said in capsys.readouterr().out
 
 
@@ -343,7 +343,7 @@ def test_a_group_that_does_not_come_about_makes_way_for_tcp(server, capsys):
     started = time.monotonic()
     assert responses(drawn(engine, actor)) == expected(actor) and server.by_group == 0
     assert time.monotonic() - started < 4.0, "it does not wait for a server that has refused"
-    said = "by tcp (not by gloo, as no group came about (it answered 500: no network))"
+    said = "over tcp (not gloo, because the group could not be formed (it answered 500: no network))"
     assert said in capsys.readouterr().out
 
 
@@ -364,7 +364,7 @@ def test_an_end_that_leaves_lets_the_others_go(server):
             group.broadcast(torch.ones(10_000_000, dtype=torch.uint8), 30.0)
     assert time.monotonic() - started < 10.0
     group.close()
-    with pytest.raises(RuntimeError, match="given up"):
+    with pytest.raises(RuntimeError, match="has been closed"):
         group.broadcast(torch.ones(1, dtype=torch.uint8), 5.0)
 
 
@@ -377,7 +377,9 @@ def test_what_an_end_gets_otherwise_than_it_is_sent_is_no_group(server, monkeypa
             data[3] = 0
 
     monkeypatch.setattr(WeightGroup, "broadcast", changed)
-    with pytest.raises(ServerFailure, match="no group came about .*other bytes come than are sent"):
+    with pytest.raises(
+        ServerFailure, match="the group could not be formed .*the received bytes differ from the sent ones"
+    ):
         met(ServerClient(server.address, KEY), 1, GLOO, torch.device("cpu"), seconds=5.0)
 
 

@@ -187,6 +187,6 @@ def test_other_tokens_than_the_prompts_are_told(alike, monkeypatch):
     with pytest.raises(ThreestepError) as told:
         engine.roll_out(family.model, request_with(family, 3))
     assert str(told.value) == (
-        "vLLM read 37 tokens in the place of a prompt's 36: it writes images otherwise than the model is trained on "
+        "vLLM read 37 tokens for a prompt of 36 tokens: it encodes images otherwise than the model is trained on "
         "them; use --rollout_engine hf"
     )

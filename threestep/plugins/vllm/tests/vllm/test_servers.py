@@ -133,7 +133,7 @@ def test_weights_go_by_a_group_as_over_tcp(servers, drawing, family, capsys):
         assert responses(draw((engine, actor), GREEDY)) == responses(roll(actor.model, GREEDY))
         actor.step()
     assert [group.device.type for group in engine._roster._groups.values()] == ["cpu", "cpu"]
-    assert "by gloo (--rollout_weights_by)" in capsys.readouterr().out
+    assert "over gloo (--rollout_weights_by)" in capsys.readouterr().out
     drawing[1].step()
     assert responses(draw(drawing, GREEDY)) == responses(roll(drawing[1].model, GREEDY)), "and over TCP again"
 
@@ -207,6 +207,6 @@ def test_the_last_server_that_is_killed_in_a_transfer(drawing, servers):
 
     actor.updates, actor.send = actor.updates + 1, send
     started_at = time.monotonic()
-    with pytest.raises(ThreestepError, match="no rollout server of --vllm_servers is left .*weights: .*--resume"):
+    with pytest.raises(ThreestepError, match="no rollout server in --vllm_servers is left .*weights: .*--resume"):
         draw(drawing, GREEDY)
     assert time.monotonic() - started_at < SECONDS

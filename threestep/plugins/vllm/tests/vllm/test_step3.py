@@ -67,7 +67,9 @@ def test_an_engine_that_dies_leaves_a_whole_checkpoint(place, flags):  # noqa: F
     assert ran.code == 0, ran.words
     ran = run_step(3, [*flags, *own, "--output_dir", broken], environment={"VLLM_DIES": "1"})
     assert ran.code != 0
-    assert "vLLM failed while drawing responses: RuntimeError: an illegal memory access was encountered; " in ran.stderr
+    assert (
+        "vLLM failed while generating responses: RuntimeError: an illegal memory access was encountered; " in ran.stderr
+    )
     assert "Traceback" not in ran.stderr
     ran = run_step(3, [*flags, *own, "--output_dir", broken, "--resume"])
     assert ran.code == 0, ran.words
