@@ -42,7 +42,7 @@ STEP = Step(
                 "mean score per response",
                 {
                     "rollouts": "rollout/score",
-                    "with the KL's part": "rollout/reward",
+                    "with the KL penalty": "rollout/reward",
                     "held-out prompts": "eval/reward",
                     "held-out, greedy": "eval_greedy/reward",
                 },

@@ -83,7 +83,7 @@ class PpoArguments:
     top_k: int = flag_of(SamplingArguments)
     top_p: float = flag_of(SamplingArguments)
     min_p: float = flag_of(SamplingArguments)
-    stop: list[str] = flag([], "Strings that end a response; the response keeps them.", "text")
+    stop: list[str] = flag([], "Strings that end a response; they stay in the response.", "text")
     bad_words: list[str] = flag([], "Strings that are never generated.", "text")
     normalize_reward_scores: bool = flag(
         False,
@@ -226,7 +226,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     kl_coef: float = flag(0.1, "Weight of the KL to the reference; 0 loads no reference.", "factor >= 0", topic="kl")
     kl_in: str = flag(
         "reward",
-        "Where the KL is applied: in the reward of each token, or in the loss.",
+        "Where the KL is applied: in each token's reward, or in the loss.",
         choices=tuple(DEFAULT_KL_ESTIMATORS),
         topic="kl",
     )

@@ -31,7 +31,7 @@ _FLAGS = (
     *flags_of(RateArguments, {"learning_rate": "Peak learning rate of the critic."}, ("critic",), default=5e-6),
     *flags_of(
         EngineArguments,
-        {"weight_decay": "AdamW's weight decay for the ROLE, on matrices only."},
+        {"weight_decay": "AdamW's weight decay for the ROLE; applied only to matrices."},
         ROLES,
         topic="optimizer",
     ),
@@ -99,7 +99,7 @@ _FLAGS = (
     *flags_of(
         EngineArguments,
         {
-            "dtype": "Precision of training; fp16 needs a GPU.",
+            "dtype": "Training precision; fp16 needs a GPU.",
             "bf16_optimizer_states": "",
             "offload": "Keep the optimizer states of the actor and the critic in CPU memory.",
         },

@@ -37,7 +37,7 @@ def merged_when_copied() -> Iterator[None]:
         return
     original = getattr(sharding, _MERGE, None)
     if original is None:
-        _log_whole(f"this transformers has no {_MERGE}")
+        _log_whole(f"this version of transformers has no {_MERGE}")
         yield
         return
     setattr(sharding, _MERGE, partial(_converted, original))

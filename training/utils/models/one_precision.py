@@ -28,7 +28,7 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
     assert measured is not None, "it was measured when it was loaded"
     plain_name, short = adapters_of(model).plain_name, str(dtype).removeprefix("torch.")
     kinds = sorted({re.sub(r"\d+", "*", plain_name(name)) for name in names})
-    note = f"{ROUNDS} {len(names)} weights that its family keeps in float32 to {short} ({', '.join(kinds[:4])})"
+    note = f"{ROUNDS} {len(names)} weights that the model family keeps in float32 to {short} ({', '.join(kinds[:4])})"
     if not hasattr(next(model.parameters()), "ds_id"):
         for name in names:
             weight = model.get_parameter(name)

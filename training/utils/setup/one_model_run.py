@@ -179,10 +179,10 @@ def _share_beginnings(
     taken = [stream.take(step * loop.items_per_step, loop.items_per_step) for step in steps]
     share = max((shared_share([rows[index] for index in step], plan) for step in taken), default=0.0)
     if share < _LEAST_SHARED_SHARE:
-        return AutoChoice(name, 0, f"rows of the first steps have {share:.1%} in common")
+        return AutoChoice(name, 0, f"rows of the first steps share {share:.1%} of their tokens")
     if not may():
         return refused
-    return AutoChoice(name, _LEAST_SHARED_TOKENS, f"rows of the first steps have {share:.0%} in common", off=0)
+    return AutoChoice(name, _LEAST_SHARED_TOKENS, f"rows of the first steps share {share:.0%} of their tokens", off=0)
 
 
 def _rows(

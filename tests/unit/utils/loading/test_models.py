@@ -328,7 +328,7 @@ def test_rules_that_read_values_are_followed_at_once_and_named(capsys, monkeypat
     assert not capsys.readouterr().out
     monkeypatch.delattr(sharding, "_apply_weight_conversions_to_state_dict")
     with merged_when_copied():
-        assert "this transformers has no _apply_weight_conversions_to_state_dict" in capsys.readouterr().out
+        assert "this version of transformers has no _apply_weight_conversions_to_state_dict" in capsys.readouterr().out
 
 
 def test_a_weight_that_cannot_be_merged_fails_as_it_does_by_itself():

@@ -175,8 +175,8 @@ def test_they_are_rounded_measured_again_and_named(tmp_path):
     assert current_difference(model, after) <= current_difference(model, before)
     [note] = after.notes
     assert note.startswith(
-        "DeepSpeed rounds 2 weights that its family keeps in float32 to bfloat16 (model.layers.*.mlp.gate.wg.weight): "
-        "its log-probabilities move by "
+        "DeepSpeed rounds 2 weights that the model family keeps in float32 to bfloat16 "
+        "(model.layers.*.mlp.gate.wg.weight): its log-probabilities move by "
     )
     assert note.endswith("; --dtype fp32 keeps them")
     to_one_precision(model, torch.bfloat16)
@@ -193,7 +193,7 @@ def test_shards_were_rounded_when_they_were_made(tmp_path):
     to_one_precision(model, torch.bfloat16)
     [note] = own_forward_of(model).notes
     assert note == (
-        "DeepSpeed rounds 3 weights that its family keeps in float32 to bfloat16 ("
+        "DeepSpeed rounds 3 weights that the model family keeps in float32 to bfloat16 ("
         "model.layers.*.mlp.gate.moe_statics.e_score_correction_bias, model.layers.*.mlp.gate.weight, "
         "model.norm.weight); --dtype fp32 keeps them"
     )

@@ -188,7 +188,7 @@ def test_a_step_alone_takes_every_row_and_steps_of_a_whole_run_share_them(alone,
 def test_a_resumed_run_is_refused_another_share():
     begun = {"data_split": "2,4,4", "program": "p", "ranks": 1}
     check_settings(Path("step_1"), {"settings": begun, "defaults": {}}, {**begun, "data_split": "auto"}, {})
-    with pytest.raises(ThreestepError, match="--data_split was 2,4,4 and is 1,0,0"):
+    with pytest.raises(ThreestepError, match="--data_split was 2,4,4 and is now 1,0,0"):
         check_settings(Path("step_1"), {"settings": begun, "defaults": {}}, {**begun, "data_split": "1,0,0"}, {})
 
 

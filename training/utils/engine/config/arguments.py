@@ -157,7 +157,7 @@ class EngineArguments:
         may_change=True,
     )
     optimizer: str = flag(ADAMW, "The optimizer: " + ", ".join(OPTIMIZERS) + ".", "name", choices=OPTIMIZERS)
-    weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", "rate >= 0")
+    weight_decay: float = flag(0.0, "AdamW's weight decay; applied only to matrices.", "rate >= 0")
     adam_beta1: float = flag(ADAM_BETAS[0], "AdamW's decay rate for the mean of the gradients.", "0 <= rate < 1")
     adam_beta2: float = flag(
         ADAM_BETAS[1], "AdamW's decay rate for the mean of squared gradients (default: GPT-3's).", "0 <= rate < 1"
@@ -167,7 +167,7 @@ class EngineArguments:
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", "steps >= 0")
     warmup_ratio: float = flag(
         0.0,
-        "Warm-up as a share of the run's optimizer steps, rounded up, instead of --num_warmup_steps.",
+        "Warm-up length as a share of the run's optimizer steps, rounded up; replaces --num_warmup_steps.",
         "0 <= share < 1",
     )
     min_lr_ratio: float = flag(
@@ -194,7 +194,7 @@ class EngineArguments:
         "0 <= stage <= 3",
         topic="memory",
     )
-    offload: bool = flag(False, "Keep optimizer states (ZeRO-3: weights too) in CPU memory.", topic="memory")
+    offload: bool = flag(False, "Keep optimizer states (with ZeRO-3, also weights) in CPU memory.", topic="memory")
     zero3_live_parameters: int | None = flag(
         None,
         "ZeRO-3: maximum weights gathered at once on a rank; default: by model and memory (docs/reference/memory.md).",
