@@ -45,7 +45,7 @@ FOREIGN_FILES = {"llama.cpp/convert_hf_to_gguf.py"}
 FOREIGN_MODULES = {"pytest", "pip", "venv", "http.server", "ruff", "mypy", "vllm.entrypoints.openai.api_server"}
 
 # What a page writes where the reader has something of his own, and a value that the parser takes for it.
-STAND_INS = {"DATA": "embedded", "FOLDER": "."}
+STAND_INS = {"DATA": "embedded", "FOLDER": ".", "MODEL.gguf": "MODEL"}
 # What a step needs, where a page leaves it out: behind `...`, or in a file of settings that only the reader has.
 NEEDED = {
     "--data_path": "embedded",
