@@ -114,8 +114,10 @@ class _GroupsParser(argparse.ArgumentParser):
         if name in self._fields and said.startswith("expected "):  # one argument, or at least one
             values = self._fields[name].metadata.get(VALUES)
             words = f"one of {', '.join(values)}" if values and not isinstance(values, Range) else values or "a value"
-            said = f"--{name} expects {words}{_unit(self._fields[name])}, got nothing; write it after the flag"
-        raise ThreestepError(said if said.startswith("--") else f"in the command line or the configuration: {message}")
+            said = f"--{name} expects {words}{_unit(self._fields[name])}, got nothing; write a value after the flag"
+        raise ThreestepError(
+            said if said.startswith("--") else f"on the command line or in the configuration file: {message}"
+        )
 
     def _add_flag(self, field: dataclasses.Field, kind: Any) -> None:
         kind = next((each for each in typing.get_args(kind) if each is not type(None)), kind)  # of a list: its items'
@@ -257,20 +259,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         size = Path(path).stat().st_size
         text = "" if size > MOST_YAML_CHARACTERS else Path(path).read_text(encoding="utf-8")
     except OSError as problem:
-        raise ThreestepError(f"cannot read the configuration {path}: {problem.strerror}") from problem
+        raise ThreestepError(f"cannot read the configuration file {path}: {problem.strerror}") from problem
     except ValueError as problem:  # bytes that are not text, or an invalid path
-        raise ThreestepError(f"cannot read the configuration {path}: expected UTF-8 text: {problem}") from problem
+        raise ThreestepError(f"cannot read the configuration file {path} as UTF-8: {problem}") from problem
     if size > MOST_YAML_CHARACTERS:
         raise ThreestepError(
-            f"{path}: expected a configuration of at most {MOST_YAML_CHARACTERS >> 20} MiB, got {size:,} bytes; give "
-            "the file of a run's settings"
+            f"{path}: expected a configuration file of at most {MOST_YAML_CHARACTERS >> 20} MiB, got {size:,} bytes; "
+            "pass a file of settings"
         )
     try:
         values = parse_yaml(text)
     except WrittenOutTooLong as problem:
         raise ThreestepError(
-            f"{path}: expected at most {MOST_YAML_VALUES:,} values, got more with its aliases (*name) expanded, or an "
-            "alias of itself; write the values out"
+            f"{path}: expected at most {MOST_YAML_VALUES:,} values, got more after expanding aliases (*name), or an "
+            "alias that contains itself; write the values out"
         ) from problem
     except (yaml.YAMLError, ValueError) as problem:  # ValueError: an invalid date, a long number
         raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
@@ -345,8 +347,8 @@ def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -
         found = value if name in overridden else restored(value, os.environ)
         if found is None:
             raise ThreestepError(
-                f"{name}: the credentials of '{value}' are not written down; give the whole address with {name}, or a "
-                f"line of the variable {ADDRESSES_VARIABLE} (addresses, one a line)"
+                f"{name}: the credentials of '{value}' are not saved; pass the whole address with {name}, or in the "
+                f"variable {ADDRESSES_VARIABLE} (one address per line)"
             )
         whole.append(f"{flag}{equals}{found}")
     hide(whole)
@@ -357,7 +359,7 @@ def _config_path(argv: Sequence[str]) -> str | None:
     try:
         return _value_in(argv, "--config")
     except argparse.ArgumentError as problem:
-        raise ThreestepError("--config expects a file's path after it") from problem
+        raise ThreestepError("--config expects a file path after it") from problem
 
 
 def _set_aside(
@@ -375,7 +377,7 @@ def _set_aside(
             else:
                 own.append(word)
     if found:
-        log_on_main(f"ignored, since this step does not read them: {', '.join(found)}")
+        log_on_main(f"ignored because this step does not read them: {', '.join(found)}")
     return kept
 
 
@@ -432,7 +434,7 @@ def _flags_of(
             flags += words_of(name, value)
     mistakes.raise_if_any()
     if older:
-        log_on_main(f"{path}: ignored, since this version has no such settings: {', '.join(older)}")
+        log_on_main(f"{path}: ignored because this version has no such settings: {', '.join(older)}")
     return flags
 
 
@@ -464,7 +466,7 @@ def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParse
             hint = owner_sentence("flags", name) or nearest_flags(name, [*names, *others])
             mistakes.add(f"unknown flag --{name}{hint}")
     if unknown and not mistakes.sentences:
-        mistakes.add(f"the command line has words without a flag: {' '.join(unknown)}")
+        mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")
     mistakes.raise_if_any()
 
 

@@ -24,7 +24,7 @@ from training.utils.plugins.registry import topics
 
 HELP_FLAGS = ("-h", "--help")
 ALL = "all"
-_CONFIG = ("config", "--config FILE", "YAML file of settings, under the flags' names; flags override it.")
+_CONFIG = ("config", "--config FILE", "YAML file of settings, named like the flags; flags override it.")
 _MOST_COLUMNS, _FEWEST_COLUMNS = 120, 80
 _LEFT = 40  # columns of the flags
 _TWO_COLUMNS = 100  # on a narrower page a flag has a line of its own
@@ -65,8 +65,8 @@ def help_page(
         return _joined([*lines, *_section("Settings from a file", [_CONFIG[1:]])])
     known = {field.name: (flag, _text(field, brief=True)) for _, field, flag in entries_of(parts)}
     known[_CONFIG[0]] = _CONFIG[1:]
-    lines += [*_section("What a first run needs", [known[name] for name in first_flags]), ""]
-    lines.append(f"{program} --help {ALL} shows every flag, --help TOPIC those of one topic:")
+    lines += [*_section("Flags for a first run", [known[name] for name in first_flags]), ""]
+    lines.append(f"{program} --help {ALL} shows every flag; --help TOPIC shows the flags of one topic:")
     return _joined([*lines, *_wrapped(", ".join(by_topic), "  ")])
 
 

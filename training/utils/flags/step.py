@@ -47,7 +47,7 @@ class Headline:
     standard_error: str | None = None
 
 
-SPEED = Curve("Throughput", "tokens a second, all ranks", {"tokens a second": "train/tokens_per_second"})
+SPEED = Curve("Throughput", "tokens per second, all ranks", {"tokens per second": "train/tokens_per_second"})
 RATE = Curve("Learning rate", "", {"learning rate": "train/learning_rate"}, is_smooth=True)
 NORM = Curve("Gradient norm", "before clipping", {"training": "train/grad_norm"})
 LOSS = Curve("Loss", "", {"training": "train/loss", "held-out": "eval/loss"})

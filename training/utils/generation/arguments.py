@@ -12,7 +12,7 @@ from training.utils.generation.table import ENGINES_HELP
 
 @dataclass
 class SamplingArguments:
-    """Sampling of answers; the defaults are those of step 3's rollouts."""
+    """Sampling of answers, with the defaults of step 3's rollouts."""
 
     topic: ClassVar[str] = "rollout"
 
@@ -27,10 +27,10 @@ class SamplingArguments:
         "Sample from tokens with at least this share of the top token's probability; 0 samples from all.",
         "0 <= share <= 1",
     )
-    rollout_engine: str = flag("hf", f"Engine that generates: {ENGINES_HELP}.", "name")
+    rollout_engine: str = flag("hf", f"Generation engine: {ENGINES_HELP}.", "name")
     dtype: str | None = flag_of(
         EngineArguments,
-        f"One of {', '.join(DTYPE_NAMES)}; default: the dtype of the saved weights.",
+        f"Precision: one of {', '.join(DTYPE_NAMES)}; default: that of the saved weights.",
         default=None,
         topic="rollout",
     )
@@ -49,7 +49,7 @@ class EvaluationArguments:
 
     val_samples: int = flag(
         1,
-        "Responses per prompt; above 1, also report deviation, best (of 0 and 1: pass@k), worst and majority of k.",
+        "Responses per prompt; above 1, also report deviation, best (pass@k for 0 and 1), worst and majority of k.",
         "responses >= 1",
         topic="evaluation",
     )

@@ -210,7 +210,7 @@ def score_responses(
     if not_finite:
         raise ThreestepError(
             f"{not_finite:,} of {len(scores):,} scores are not finite: the model has diverged; train it with a lower "
-            "--learning_rate, or in another --dtype"
+            "--learning_rate or another --dtype"
         )
     return scored
 

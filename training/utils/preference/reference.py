@@ -125,8 +125,8 @@ class ReferenceFile:
             if any(old.get(name) == self.parts[name] for name in ("data", "model")):
                 changes.append([name for name in self.parts if old.get(name) != self.parts[name]])
         if not changes:
-            return "none was read before with this model or data"
-        return "changed since the last one: " + ", ".join(sorted(changes, key=lambda names: len(names))[0])
+            return "no rows are cached for this model or data"
+        return "changed since the last run: " + ", ".join(sorted(changes, key=lambda names: len(names))[0])
 
 
 def reference_file(
@@ -301,7 +301,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None,
         run.metrics.write(0, {"reference/pairs_per_second": pairs_read / seconds})
     if file is not None and rows_read:
         file.write(splits)
-        why = "these rows were not read before" if stored else reason
+        why = "these rows were not cached" if stored else reason
         log(f"reference: read {rows_read:,} rows in {seconds:.1f} s ({why}); {file.path}")
     elif file is not None:
         log(f"reference: {sum(len(known.rows_R) for known in splits.values()):,} rows read from the cache; {file.path}")
@@ -323,8 +323,8 @@ def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel, ld_al
     others = [name for name, part in model.named_parameters() if part.requires_grad and not adapters.holds(name)]
     if others:
         raise ThreestepError(
-            f"--reference adapter_off expects a model of which only the adapters train, and {others[0]} trains for the "
-            "tokens that the tokenizer lacked; start from a model that has them or use --reference cached"
+            f"--reference adapter_off needs a model in which only the adapters train, but {others[0]} also trains "
+            "for tokens added to the tokenizer; start from a model that has them, or use --reference cached"
         )
 
     def read(batch: PreferenceBatch) -> torch.Tensor:

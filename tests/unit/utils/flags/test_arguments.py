@@ -126,7 +126,7 @@ def test_every_resolved_value_reads_back(parse):
         ([b"help: x"], r"unknown setting 'help'$"),
         ([b"7: x"], "unknown setting '7'"),
         ([b"seed: {a: 1}"], "'seed' expects one value or a list, got a mapping"),
-        ([b"seed: [1, 2]"], "unrecognized|words without a flag: 2"),
+        ([b"seed: [1, 2]"], "unrecognized|words that belong to no flag: 2"),
         ([b"seed: three"], "^--seed expects a whole number, got 'three'$"),
         ([b"seed: 1.5"], "^--seed expects a whole number, got '1.5'$"),
         ([b"learning_rate: fast"], "^--learning_rate expects a number, got 'fast'$"),
@@ -134,26 +134,29 @@ def test_every_resolved_value_reads_back(parse):
         ([b"- seed\n- 3"], "expected 'name: value' lines, got a list"),
         ([b"seed: [1"], "run.yaml is not valid YAML"),
         ([b"seed: 1\nsed: 2\nouput_dir: x"], "2 mistakes in the configuration:(.|\n)*'sed'(.|\n)*'ouput_dir'"),
-        ([b"data_path: [a, b]", "stray"], "without a flag: stray"),  # it never joins the file's list
-        ([b"seed: \xff"], "cannot read the configuration .*run.yaml: expected UTF-8 text: "),
+        ([b"data_path: [a, b]", "stray"], "belong to no flag: stray"),  # it never joins the file's list
+        ([b"seed: \xff"], "cannot read the configuration file .*run.yaml as UTF-8: "),
         ([b"output_dir: 2001-99-99"], "run.yaml is not valid YAML: month must be in 1..12"),
         ([b"seed: " + b"9" * 5000], "run.yaml is not valid YAML: .*digits"),
         ([b"data_path: " + b"[" * 100_000], "run.yaml is not valid YAML: .*nested too deeply"),
-        ([b"a0: &a0 {x: 1}\n" + ALIASES], "run.yaml: expected at most 100,000 values, got more with its aliases"),
+        ([b"a0: &a0 {x: 1}\n" + ALIASES], "run.yaml: expected at most 100,000 values, got more after expanding"),
         ([b"a0: &a0 [1]\n" + ALIASES.replace(b"<<: ", b"y: ")], "expected at most 100,000 values, got more"),
-        ([b"a: &a [*a]"], "run.yaml: expected at most .* an alias of itself"),
+        ([b"a: &a [*a]"], "run.yaml: expected at most .* an alias that contains itself"),
         ([b"#" * (4 << 20) + b"\nx: 1"], "^[^:]*run.yaml: expected a .* of at most 4 MiB, got 4,194,309 bytes"),
         (["--sed", "3"], "unknown flag --sed; did you mean 'seed'"),
         (["--see=3"], "unknown flag --see"),  # no abbreviations
         (["--sed", "3", "--ofload"], "2 mistakes(.|\n)*--sed(.|\n)*--ofload; did you mean 'offload'"),
-        (["word"], "the command line has words without a flag: word"),
+        (["word"], "the command line has words that belong to no flag: word"),
         (["--seed", "x"], "^--seed expects a whole number, got 'x'$"),
-        (["--seed"], "^--seed expects a value, got nothing; write it after the flag$"),
+        (["--seed"], "^--seed expects a value, got nothing; write a value after the flag$"),
         (["--data_path", "--seed", "3"], "^--data_path expects a value, got nothing"),
-        (["--seed=--"], "in the command line or the configuration: '--seed=--': '--' is not a value; leave it out"),
+        (
+            ["--seed=--"],
+            "on the command line or in the configuration file: '--seed=--': '--' is not a value; leave it out",
+        ),
         (["--data_path", "a", "--", "b"], "'--': '--' is not a value"),
-        (["--config"], "--config expects a file's path after it"),
-        (["--config", "nowhere.yaml"], "cannot read the configuration nowhere.yaml: No such file"),
+        (["--config"], "--config expects a file path after it"),
+        (["--config", "nowhere.yaml"], "cannot read the configuration file nowhere.yaml: No such file"),
         (["--config", "/"], "cannot read the configuration"),
         (["--quick", "perhaps"], "--quick expects true or false, or auto, got perhaps"),
         (["--rows", "many"], "--rows expects a whole number, or auto, got 'many'"),
@@ -173,7 +176,7 @@ def test_mistakes(parse, words, message, capsys):
 
 
 def test_a_path_that_no_system_takes():
-    with pytest.raises(ThreestepError, match="cannot read the configuration a\0b"):
+    with pytest.raises(ThreestepError, match="cannot read the configuration file a\0b"):
         read_yaml("a\0b")
 
 
@@ -249,7 +252,7 @@ def test_a_resumed_run_sets_settings_of_another_version_aside(parse, tmp_path, c
     """Its config.yaml may be of a version with more flags; what the checkpoint was written with is compared later."""
     config, groups = b"output_dir: x\nflag_of_before: 7\n", (Run, CheckpointArguments)
     assert parse(config, "--resume", groups=groups)[0].output_dir == "x"
-    said = f"{tmp_path}/run.yaml: ignored, since this version has no such settings: flag_of_before\n"
+    said = f"{tmp_path}/run.yaml: ignored because this version has no such settings: flag_of_before\n"
     assert capsys.readouterr().out == said
     for words in ((config,), (config, "--resume", "false"), ("--resume", "--flag_of_before", "7")):
         with pytest.raises(ThreestepError, match="unknown (setting 'flag_of_before'|flag --flag_of_before)"):

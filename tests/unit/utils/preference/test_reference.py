@@ -123,7 +123,7 @@ def test_a_second_run_reads_nothing_and_another_model_everything(run):
     indices = taken_rows(20, settings())
     everything = sum(len(row.response_ids) for row in [*(train[index] for index in indices), *evaluation])
     assert sequences == everything and said.startswith("reference: read 10 rows in ")
-    assert "(none was read before with this model or data)" in said and '"reference/pairs_per_second"' in metric
+    assert "(no rows are cached for this model or data)" in said and '"reference/pairs_per_second"' in metric
 
     again, sequences, said, metric = run(model)
     assert sequences == 0 and said.startswith("reference: 10 rows read from the cache; ") and metric == ""
@@ -131,7 +131,7 @@ def test_a_second_run_reads_nothing_and_another_model_everything(run):
         assert values(again, split, rows, picked) == values(first, split, rows, picked)
 
     other, sequences, said, _ = run(tiny_causal_lm("llama", seed=1), name="another")
-    assert sequences == everything and "(changed since the last one: model)" in said
+    assert sequences == everything and "(changed since the last run: model)" in said
     assert values(other, "train", train, indices) != values(first, "train", train, indices)
 
 
@@ -142,7 +142,7 @@ def test_a_longer_run_reads_what_it_lacks(run):
     found, sequences, said, _ = run(model, longer)
     new = sorted(set(taken_rows(20, longer)) - set(taken_rows(20, settings())))
     assert len(new) == 9 and sequences == sum(len(train[index].response_ids) for index in new)
-    assert said.startswith("reference: read 9 rows in ") and "(these rows were not read before)" in said
+    assert said.startswith("reference: read 9 rows in ") and "(these rows were not cached)" in said
     both = taken_rows(20, settings())
     assert values(found, "train", train, both) == values(short, "train", train, both)
     assert run(model, settings(steps=3))[1] == 0 and run(model, eval_rows=0)[1] == 0
@@ -153,7 +153,7 @@ def test_embeddings_that_train_are_no_reference():
     model = add_lora(tiny_causal_lm("llama"), Lora(lora_dim=2))
     adapter_off_references(OneRank(model), model)
     model.get_input_embeddings().requires_grad_(True)
-    sentence = "only the adapters train, and model.embed_tokens.weight trains for the tokens that the tokenizer"
+    sentence = "only the adapters train, but model.embed_tokens.weight also trains for tokens added to"
     with pytest.raises(ThreestepError, match=sentence):
         adapter_off_references(OneRank(model), model)
 
@@ -185,7 +185,7 @@ def kept(folder, **changes) -> ReferenceFile:
 
 
 def test_what_is_written_is_read(tmp_path):
-    assert kept(tmp_path).read() == ({}, "none was read before with this model or data")
+    assert kept(tmp_path).read() == ({}, "no rows are cached for this model or data")
     kept(tmp_path).write({"train": KNOWN, "eval": RowLogprobs.none()})
     splits, reason = kept(tmp_path).read()
     assert reason == "" and splits.keys() == {"train", "eval"} and len(splits["eval"].rows_R) == 0
@@ -198,8 +198,8 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize("part", ["data", "model", "dtype", "layout", "transformers"])
 def test_every_part_counts_and_the_changed_one_is_said(tmp_path, part):
     kept(tmp_path).write({"train": KNOWN})
-    assert kept(tmp_path, **{part: "other"}).read() == ({}, f"changed since the last one: {part}")
-    assert kept(tmp_path, data="other", model="other").read()[1] == "none was read before with this model or data"
+    assert kept(tmp_path, **{part: "other"}).read() == ({}, f"changed since the last run: {part}")
+    assert kept(tmp_path, data="other", model="other").read()[1] == "no rows are cached for this model or data"
 
 
 @pytest.mark.parametrize("how", ["a byte", "cut", "empty", "another's"])

@@ -286,7 +286,7 @@ def components(critic: str = "c", **given) -> Components:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment examples/env"),
         (
             {"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2},
             "--vllm_tensor_parallel_size 2 makes ranks generate t",

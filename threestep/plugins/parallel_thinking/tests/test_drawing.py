@@ -239,7 +239,7 @@ def test_paths_cost_the_steps_of_the_longest(model):
     ("family", "said"),
     [
         ("gemma2", "generates paths side by side, .* cannot do this: .*see only the most recent tokens"),
-        ("mamba", "generates paths side by side, .* cannot do this: .*a layer of its own"),
+        ("mamba", "generates paths side by side, .* cannot do this: .*a custom layer type"),
         ("bloom", "BloomForCausalLM cannot do this: the model family builds its own attention masks"),
         ("llama", None),
     ],
@@ -416,7 +416,7 @@ def test_a_model_and_an_engine_that_cannot_draw_them_are_refused(save_model):  #
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking, got True; leave"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking; leave"),
         ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, but --parallel_thinking generates paths"),
         (
             {"speculate": "2", "speculate_by": "ngram"},

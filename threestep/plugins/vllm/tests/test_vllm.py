@@ -85,9 +85,9 @@ def test_names_stand_for_engines_and_what_they_do_by_default():
         ({"mtp_num_layers": 0}, "--vllm_speculate 2 guesses with a .* head, but there is none; give .* or leave"),
         (
             {"rollout_engine": "hf"},
-            "--rollout_engine hf does not support --vllm_speculate, got 2; leave --vllm_speculate out, or",
+            "--rollout_engine hf does not support --vllm_speculate 2; leave --vllm_speculate out, or",
         ),
-        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate, got 2; "),
+        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate 2; "),
         (
             {"speculate": "1"},
             "--vllm_speculate 2 works only with --rollout_engine vllm, and --speculate 1 only with hf; leave one of",
@@ -121,9 +121,9 @@ def test_an_unknown_engine_is_the_only_mistake(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"parallel_thinking": True}, "--rollout_engine vllm does not support --parallel_thinking, got True; leave it"),
-        ({"speculate": "1", "mtp_num_layers": 1}, "--rollout_engine vllm does not support --speculate, got 1; leave"),
-        ({"rollouts_ahead": 1}, "--rollout_engine vllm does not support --rollouts_ahead, got 1; leave it out or use"),
+        ({"parallel_thinking": True}, "--rollout_engine vllm does not support --parallel_thinking; leave that"),
+        ({"speculate": "1", "mtp_num_layers": 1}, "--rollout_engine vllm does not support --speculate 1; leave"),
+        ({"rollouts_ahead": 1}, "--rollout_engine vllm does not support --rollouts_ahead 1; leave that out, or use"),
         ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server needs --vllm_servers http://HOST:PORT"),
     ],
 )
@@ -152,7 +152,7 @@ def test_flags_of_another_engine_are_refused(given: str):
     flags.vllm_server.vllm_servers = "http://127.0.0.1:8000"  # type: ignore[attr-defined]
     flags.refuse_others(given, mistakes)
     assert mistakes.sentences == [
-        f"--vllm_servers: of --rollout_engine vllm_server, and it is {given}; leave out what has no effect"
+        f"--vllm_servers: only for --rollout_engine vllm_server, not for {given}; leave out these flags"
     ]
     own = Mistakes()
     flags.refuse_others("vllm_server", own)

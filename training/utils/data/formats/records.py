@@ -203,7 +203,7 @@ def read_mark(row: Mapping[str, Any], column: str, where: str) -> bool | None:
     if not isinstance(value, (bool, int, float, str)) or word not in (*_GOOD, *_BAD):
         raise ThreestepError(
             f"{where}: column '{column}': expected a label for the response, such as true or false, 1 or 0, desirable "
-            f"or undesirable, got {value!r:.60}; name the label column with --label_column, or set that to none"
+            f"or undesirable, got {value!r:.60}; name the label column with --label_column (none: no labels)"
         )
     return word in _GOOD
 

@@ -174,7 +174,7 @@ def windows_of(config: Any, cache: Cache) -> dict[str, int | None]:
     names = getattr(config.get_text_config(decoder=True), "layer_types", None) or [_ALL] * len(windows)
     found = dict(zip(names, windows, strict=True))
     if any(found[name] != window for name, window in zip(names, windows, strict=True)):
-        raise ValueError("layers of one kind have different windows")
+        raise ValueError("layers of the same type have different windows")
     return found
 
 
@@ -184,7 +184,7 @@ def window_of(layer: Any) -> int | None:
         return None
     if type(layer) is DynamicSlidingWindowLayer:
         return layer.sliding_window
-    raise ValueError(f"its cache has a layer of its own kind ({type(layer).__name__})")
+    raise ValueError(f"its cache has a custom layer type ({type(layer).__name__})")
 
 
 def for_attention(masks: Mapping[str, torch.Tensor]) -> Any:

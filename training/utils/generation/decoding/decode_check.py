@@ -64,11 +64,11 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
     plain = current_difference(model, own)
     if not plain <= own.tolerance:
         raise ThreestepError(
-            f"{name} cannot generate responses: the weights lent to rollouts give other log-probabilities than the "
-            f"loaded ones (they differ by {plain:.2g}, rounding explains {own.tolerance:.2g}); try another --dtype or "
+            f"{name} cannot generate responses: the weights used in rollouts and the loaded weights give different "
+            f"log-probabilities (by {plain:.2g}, rounding explains {own.tolerance:.2g}); try another --dtype or "
             "--zero_stage 2"
         )
-    raise ThreestepError(f"{notes[-1]}, nor in a faster way; use another family, --dtype or --rollout_engine")
+    raise ThreestepError(f"{notes[-1]}, or in any faster way; use another model family, --dtype or --rollout_engine")
 
 
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
@@ -78,9 +78,9 @@ def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> 
         return reason
     media = own.with_media.media
     if not way.padded:
-        return f"it is not given positions, which prompts with {media.name} need"
+        return f"it gets no positions, which prompts with {media.name} need"
     reason = why_not_read(own, lambda cases: _decoded(model, cases, way, media), of_media=True)
-    return None if reason is None else f"of prompts with {media.name} {reason}"
+    return None if reason is None else f"for prompts with {media.name}, {reason}"
 
 
 def why_not_in_parts(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:

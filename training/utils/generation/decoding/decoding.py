@@ -79,7 +79,7 @@ class DecodeWay:
 
 
 # From the fastest to the slowest: those that most families can, then those for any family.
-FIXED = DecodeWay(True, OURS, "prompts of different lengths in one batch, in captured graphs", True, True)
+FIXED = DecodeWay(True, OURS, "prompts of different lengths in one batch, with captured graphs", True, True)
 MASKED = DecodeWay(True, OURS, "prompts of different lengths in one batch, with masks made once", True)
 WAYS = (
     DecodeWay(True, OURS, "prompts of different lengths in one batch"),

@@ -132,12 +132,12 @@ class TransformersRollout(RolloutEngine):
         if reason is None:
             return []
         name = type(model).__name__
-        return [f"warning: {name} reads each prompt in one forward, not {most:,} tokens at a time: {reason}"]
+        return [f"warning: {name} reads each prompt in one forward, instead of {most:,} tokens at a time: {reason}"]
 
     def _why_by_roll_out(self) -> str | None:
         """Return why turns are drawn by `roll_out`; None where they need not be."""
         if type(self).roll_out is not TransformersRollout.roll_out:
-            return f"{type(self).__name__} draws by a roll_out of its own"
+            return f"{type(self).__name__} has its own roll_out"
         return f"{self._loop.name} draws whole responses" if self._loop.name else None
 
     def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:

@@ -170,7 +170,7 @@ MARKS = [
         "marks: a label that is no mark is refused",
         [{**TEXT, "label": "sports"}],
         ("! rows.jsonl, line 1: column 'label': expected a label for the response, such as true or false, 1 or 0, "
-         "desirable or undesirable, got 'sports'; name the label column with --label_column, or set that to none",
+         "desirable or undesirable, got 'sports'; name the label column with --label_column (none: no labels)",
          ) * 3,
     ),
     Form(

@@ -132,11 +132,11 @@ def test_one_kind_is_a_mask_and_several_are_masks_by_name():
 
 def test_windows_of_a_family_and_layers_of_other_kinds():
     model = tiny_causal_lm("mamba")
-    with pytest.raises(ValueError, match="a layer of its own kind"):
+    with pytest.raises(ValueError, match="a custom layer type"):
         windows_of(model.config, roomy_cache(model, 20))
     two = DynamicCache()
     two.layers = [DynamicSlidingWindowLayer(4), DynamicSlidingWindowLayer(5)]
-    with pytest.raises(ValueError, match="layers of one kind have different windows"):
+    with pytest.raises(ValueError, match="layers of the same type have different windows"):
         windows_of(LlamaConfig(), two)
     for family, windows in (
         ("llama", {"": None}),

@@ -135,7 +135,7 @@ def test_a_copy_that_computes_something_else_is_refused():
     model, own = known("llama")
     with torch.no_grad():
         model.model.norm.weight.mul_(1.5)
-    with pytest.raises(ThreestepError, match="the weights lent to rollouts give other log-probabilities than"):
+    with pytest.raises(ThreestepError, match="the weights used in rollouts and the loaded weights give diff"):
         TransformersRollout().check(nullcontext(model), own)
 
 
@@ -145,7 +145,7 @@ def test_a_model_that_cannot_be_decoded_is_refused(monkeypatch):
         "training.utils.generation.decoding.decode_check.why_not_decoded",
         lambda *_: "its forward fails (ValueError: no)",
     )
-    with pytest.raises(ThreestepError, match="LlamaForCausalLM cannot roll out prompts of one length .* nor in a"):
+    with pytest.raises(ThreestepError, match="LlamaForCausalLM cannot roll out prompts of one length .* or in any"):
         TransformersRollout().check(nullcontext(model), own)
 
 

@@ -92,7 +92,7 @@ def test_no_tensor_has_the_square_of_a_prompt(prefill_tokens):
     [
         ("llama", None),
         ("gemma2", None),
-        ("mamba", "its cache has a layer of its own kind (LinearAttentionLayer)"),
+        ("mamba", "its cache has a custom layer type (LinearAttentionLayer)"),
         ("bart", "it rolls out prompts of one length at a time"),
     ],
 )
@@ -100,7 +100,7 @@ def test_families_whose_cache_cannot_go_on_are_named_and_read_prompts_whole(fami
     model, own = known(family)
     engine = engine_of(4, 24)
     notes = engine.check(nullcontext(model), own)
-    said = f"warning: {type(model).__name__} reads each prompt in one forward, not 4 tokens at a time: {reason}"
+    said = f"warning: {type(model).__name__} reads each prompt in one forward, instead of 4 tokens at a time: {reason}"
     assert (said in notes) == (reason is not None)
     engine_of(24, 24).check(nullcontext(model), own)  # no prompt can be so long: nothing is checked
     short = engine_of(24, 24)
@@ -124,7 +124,7 @@ def test_parts_that_give_other_numbers_are_found(monkeypatch):
     engine = engine_of(4, 24)
     monkeypatch.setattr(Decoding, "forward", from_zero)
     notes = engine.check(nullcontext(model), own)
-    assert "not 4 tokens at a time: its log-probabilities differ by" in notes[-1]
+    assert "instead of 4 tokens at a time: its log-probabilities differ by" in notes[-1]
     assert engine._prefill_tokens is None
 
 

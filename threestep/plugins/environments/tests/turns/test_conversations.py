@@ -621,7 +621,7 @@ def test_others_draw_in_rounds_and_say_why():
         ("gemma2", TransformersRollout(), "its layers see only the most recent tokens"),
         ("mamba", TransformersRollout(), "the model family makes its own masks"),
         ("bloom", TransformersRollout(), "the model family makes its own masks"),
-        ("llama", Own(), "Own draws by a roll_out of its own"),
+        ("llama", Own(), "Own has its own roll_out"),
         ("llama", other, "--whole draws whole responses"),
     ):
         model, own = known(family)
