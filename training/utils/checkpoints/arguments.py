@@ -63,7 +63,7 @@ class CheckpointArguments:
     overwrite: bool = flag(
         False,
         "Replace the finished run in --output_dir and remove its checkpoints; without this flag, such a folder is "
-        "refused. With --resume, it applies only if there is no checkpoint.",
+        "refused. With --resume, this applies only if there is no checkpoint.",
     )
 
     def __post_init__(self) -> None:

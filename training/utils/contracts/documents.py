@@ -150,7 +150,9 @@ class Document:
             if len(segment.tokens) == 0:
                 raise AssertionError("a segment has no tokens")
             if segment.tokens.forks:
-                raise AssertionError("a segment is one run of tokens: lay out the parts of a sequence with forks")
+                raise AssertionError(
+                    "a segment is one run of tokens; lay out the parts of a forked sequence separately"
+                )
             if segment.predecessor is None and bool(segment.tokens.is_target[0]):
                 raise AssertionError("the first token of a sequence has no predecessor and cannot be a target")
 

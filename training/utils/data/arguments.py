@@ -76,18 +76,18 @@ class SourceArguments:
     )
     prompt_column: str | None = flag(
         None,
-        "Files: column of the prompt, text or messages; default: the format's own, usually 'prompt'. In any column "
+        "Files: column of the prompt (text or messages); default: the format's own, usually 'prompt'. In any column "
         "name, a dot reaches into an object, as in extra_info.question.",
         "column",
     )
     chosen_column: str | None = flag(
         None,
-        "Files: column of the response (in pairs: the better one), text or messages; default: the format's own, "
+        "Files: column of the response (in pairs, the better one), as text or messages; default: the format's own, "
         "such as 'chosen' or 'completion'.",
         "column",
     )
     rejected_column: str | None = flag(
-        None, "Files: column of the worse response, text or messages; default: 'rejected'.", "column"
+        None, "Files: column of the worse response, as text or messages; default: 'rejected'.", "column"
     )
     responses_column: str | None = flag(
         None, "Files: column with a list of two or more responses as text, best first.", "column"
@@ -174,7 +174,7 @@ class SplitArguments:
     data_split: str = flag(
         AUTO,
         "Shares of the rows for steps 1, 2 and 3, such as 2,4,4; with auto, a step that runs alone "
-        "gets all rows. The weights divide each dataset's training rows between SFT, the reward model (or DPO) and PPO. "
+        "gets all rows. The weights divide each dataset's training rows among SFT, the reward model (or DPO) and PPO. "
         f"Use the same value and the same seed in all steps. `threestep all` defaults to {SHARED_SPLIT}.",
         "a,b,c",
     )

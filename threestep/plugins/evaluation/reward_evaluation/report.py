@@ -52,7 +52,7 @@ def _calibration(evaluation: RewardEvaluation) -> str:
         [f"{one.least:.2f} to {one.most:.2f}", f"{one.pairs:,}", decimals(one.predicted), decimals(one.right)]
         for one in evaluation.calibration
     ]
-    table = _table(["predicted probability of the order", "pairs", "mean", "correct"], rows)
+    table = _table(["predicted probability", "pairs", "mean", "correct"], rows)
     return f"{table}\nexpected calibration error {decimals(evaluation.calibration_error)}"
 
 

@@ -262,7 +262,7 @@ def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offer
     start = f"step {kind.phase} ({PHASE_NAMES[kind.phase]}) has no training rows: "
     if offered == 0:
         return start + (
-            f"data_split {data.split.data_split} gives it no rows of {names}; raise its share or use more data"
+            f"data_split {data.split.data_split} gives it no rows from {names}; raise its share or use more data"
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
     hints = {**kind.hints, **UNREAD_REMEDIES, **({} if data.form is None else data.form.hints)}
@@ -311,7 +311,7 @@ def _decided(style: PromptStyle, found: str) -> PromptStyle:
     elif style.saved_as == found:
         reason = style.reason
     else:
-        reason = f"{rows}, but the model was trained on {style.saved_as} before"
+        reason = f"{rows}, but the model was previously trained with {style.saved_as}"
     return replace(style, chat=replace(style.chat, prompt_style=found), reason=reason)
 
 

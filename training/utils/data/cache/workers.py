@@ -125,7 +125,7 @@ def _receive(channel: Connection, process: ForkProcess) -> dict[str, Any]:
         process.join()
         raise BuildStopped(
             f"--num_workers: a worker process died (exit code {process.exitcode}; -9 means killed, usually out of "
-            "memory); run again with a lower --num_workers, which reuses finished work"
+            "memory); run again with a lower --num_workers; finished work is reused"
         ) from None
     if "mistake" in answer:
         raise ThreestepError(answer["mistake"])

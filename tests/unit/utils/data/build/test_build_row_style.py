@@ -133,7 +133,7 @@ def test_a_model_of_before_keeps_its_style_until_rows_say_otherwise(flags):
     assert style.reason.startswith("saved with ") and len(said) == 1
     _, style = settled(flags(STORED), tokenizer, 3, said)
     assert style.chat.prompt_style == saved_style(tokenizer).prompt_style == "as_stored"
-    assert style.reason == ("the rows use prompts as stored, but the model was trained on human_assistant before")
+    assert style.reason == ("the rows use prompts as stored, but the model was previously trained with human_assistant")
 
 
 def test_a_resumed_run_keeps_its_style_and_finds_the_end_of_prompts_again(flags):

@@ -200,7 +200,7 @@ FROM_0 = "get_margin: expected a number of 0 or more"
             2,
             r"step 2 .* has no training rows: all 7 rows of 'own' were dropped",
         ),
-        ({"data_split": "1,0,1"}, 2, "data_split 1,0,1 gives it no rows of 'own'"),
+        ({"data_split": "1,0,1"}, 2, "data_split 1,0,1 gives it no rows from 'own'"),
         ({**ONLY_SENTENCES, "data_split": "0,0,1"}, 3, "dropped .*no_prompt"),
         ({**ONLY_SENTENCES, "get_prompt_and_rejected": lambda self, s: None}, 2, "dropped .*no_rejected"),
     ],
