@@ -324,6 +324,6 @@ def check_numbers(sampled_logprobs_BR: torch.Tensor, name: str) -> None:
     row, token = is_bad_BR.nonzero()[0].tolist()
     raise ThreestepError(
         f"{name} computed NaN at token {token} of response {row} (both counted from 0) in a rollout of "
-        f"{len(is_bad_BR)} responses, so nothing can be sampled: its weights have diverged or overflow in this --dtype; "
+        f"{len(is_bad_BR)} responses, so nothing can be sampled: its weights have diverged, or overflow in --dtype; "
         "lower the learning rate, or try --dtype fp32 or another --rollout_engine"
     )

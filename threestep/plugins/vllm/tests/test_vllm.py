@@ -85,9 +85,9 @@ def test_names_stand_for_engines_and_what_they_do_by_default():
         ({"mtp_num_layers": 0}, "--vllm_speculate 2 guesses with a .* head, but there is none; give .* or leave"),
         (
             {"rollout_engine": "hf"},
-            "--rollout_engine hf does not support --vllm_speculate 2; leave --vllm_speculate out, or",
+            "--rollout_engine hf does not support --vllm_speculate, got 2; leave --vllm_speculate out, or",
         ),
-        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate 2; "),
+        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate, got 2; "),
         (
             {"speculate": "1"},
             "--vllm_speculate 2 works only with --rollout_engine vllm, and --speculate 1 only with hf; leave one of",
