@@ -118,7 +118,7 @@ def test_deepspeed_starts_two_ranks_with_the_flags_as_given(tmp_path):
 
 # What a rank says of the other's end, by how that came about.
 SAID = {
-    "raise": "first error of the run, on rank 1:",
+    "raise": "error on rank 1 (the first of the run):",
     "kill": "error: rank 0 lost another rank, which ended without an error message",
 }
 

@@ -98,7 +98,7 @@ def faulty(place: Path, name: str, fault: str, start: Path, pairs_file: Path, *f
 
 LONG = pytest.mark.long
 SAID = {
-    "raise": "first error of the run, on rank 1:",
+    "raise": "error on rank 1 (the first of the run):",
     "kill": "error: rank 0 lost another rank, which ended without an error message",
     "exit": "error: rank 0 lost another rank, which ended without an error message",
     "memory": "error: out of memory on rank 1 in a backward of 1 row of ",

@@ -154,7 +154,7 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
     rank = os.environ.get("RANK", "?")
     if not is_lost_rank(problem):
         if _claim_to_speak(_FIRST_ERROR):
-            print(f"first error of the run, on rank {rank}:", file=sys.stderr)
+            print(f"error on rank {rank} (the first of the run):", file=sys.stderr)
             traceback.print_exception(problem)
             sys.stderr.flush()
         _leave(CRASH_EXIT_CODE)

@@ -119,7 +119,7 @@ def among_two(monkeypatch, tmp_path):
 def test_the_first_error_of_several_ranks_is_printed_once(among_two, capsys):
     assert among_two(1, ZeroDivisionError("the first")) == 70
     said = capsys.readouterr().err
-    assert said.startswith("first error of the run, on rank 1:\nTraceback") and "ZeroDivisionError: the first" in said
+    assert said.startswith("error on rank 1 (the first of the run):\nTrace") and "ZeroDivisionError: the first" in said
     assert among_two(0, RuntimeError(GLOO)) == 1 and among_two(0, KeyError("a later one")) == 70
     assert capsys.readouterr().err == ""
 
