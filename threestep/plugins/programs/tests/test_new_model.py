@@ -128,7 +128,7 @@ def test_an_earlier_model_is_replaced_and_other_files_are_not(make, tmp_path):
     with pytest.raises(ThreestepError, match="--out .*papers' contains files that do not belong to a model"):
         make("papers")
     assert (other / "thesis.txt").read_text() == "years"
-    with pytest.raises(ThreestepError, match="^--out expects a folder, got '.*rows.jsonl', which is a file; name"):
+    with pytest.raises(ThreestepError, match="^--out expects a folder, got '.*rows.jsonl', which is a file; choose"):
         make("rows.jsonl")
     with pytest.raises(ThreestepError, match="^--out '.*rows.jsonl/model' cannot be written: .*a file is in the way"):
         make("rows.jsonl/model")

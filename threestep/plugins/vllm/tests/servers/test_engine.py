@@ -128,7 +128,7 @@ def test_weights_go_where_they_are_not_and_samples_of_a_prompt_to_one_server(ser
         ({"slow": 0.6}, "no answer within 0.3 seconds"),
         ({"nonsense": "token"}, "it generated the token 64"),
         ({"nonsense": "nan"}, "the log-probability -9999.0"),
-        ({"nonsense": "lengths"}, "8 tokens with 7 log-probabilities"),
+        ({"nonsense": "lengths"}, "8 tokens but 7 log-probabilities"),
         ({"nonsense": "short"}, "it returned 1 tokens and the finish reason 'abort'"),
         ({"nonsense": "version"}, "with different weights from those it was sent"),
         ({"nonsense": "nothing"}, "it returned 0 tokens and the finish reason 'None'"),
@@ -262,7 +262,7 @@ def test_servers_of_a_file_join_and_leave(servers, tmp_path):
         ({"config": {"hidden_size": 4096}}, "it serves another model: hidden_size 4096 there, 32 here"),
         ({"dtype": "bfloat16"}, "start it with --dtype float32"),
         ({"longest_tokens": 32}, "start it with --max-model-len 64"),
-        ({"tokenizer": True}, "it has another tokenizer: 64 tokens are"),
+        ({"tokenizer": True}, "it has another tokenizer: it decodes 64 tokens as"),
         ({"tempers": False}, "VLLM_USE_V2_MODEL_RUNNER=0"),
     ],
 )
