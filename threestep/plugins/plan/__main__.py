@@ -1,11 +1,12 @@
-"""Find the best settings for a model on given GPUs, and what a run costs, before you rent any.
+"""Finds the best settings for a model on given GPUs, and the cost of a run, before you rent any.
 
     threestep plan --model_name_or_path 70B --step ppo --gpus 32xh100 --price_per_hour 2.5
     threestep plan --model_name_or_path runs/sft/model --step grpo --gpus 8xa100
 
 Tries ZeRO stages, offload, recomputation, micro-batches and, in step 3, rollout engines. Drops settings that do not fit
-a GPU by the memory of --dry_run, and sorts the rest by its clock. Prints the three best with reasons, writes the first
-as a YAML file for the step, and prints the cost of a run on 1 to 4,096 GPUs. More: threestep/plugins/plan/README.md
+on a GPU by --dry_run's memory estimate, and sorts the rest by its time estimate. Prints the three best with reasons,
+writes the first as a YAML file for the step, and prints the cost of a run on 1 to 4,096 GPUs.
+More: threestep/plugins/plan/README.md
 """
 
 from __future__ import annotations

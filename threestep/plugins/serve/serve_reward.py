@@ -3,8 +3,8 @@
     threestep serve reward runs/reward/model
     THREESTEP_API_KEY=... threestep ppo --reward http:http://127.0.0.1:8001/v1/scores ...
 
-Texts are read in the prompt style saved with the model; if the calling program has the model's tokenizer,
-its tokens are read as they were drawn. The server listens on this machine only unless --host is given. The key is
+Texts are read in the prompt style saved with the model; if the calling program uses the model's tokenizer,
+its tokens are read exactly as generated. The server listens on this machine only unless --host is given. The key is
 printed when the server starts, unless --api_key_file or THREESTEP_API_KEY sets one. Ctrl-C stops the server.
 """
 

@@ -1,11 +1,11 @@
-"""Serves the Tinker API on this machine: training loops that others wrote train LoRA adapters of one base model.
+"""Serves the Tinker API on this machine, so that external training loops can train LoRA adapters of one base model.
 
     threestep serve training runs/sft/model --output_dir runs/tinker
-    TINKER_API_KEY=tml-... TINKER_BASE_URL=http://127.0.0.1:8002 python their_loop.py
+    TINKER_API_KEY=tml-... TINKER_BASE_URL=http://127.0.0.1:8002 python your_loop.py
 
-Clients' state is in --output_dir before they are answered: a server that is killed and started again goes on. The key
-is printed when the server starts, unless --api_key_file or THREESTEP_API_KEY has one. Ctrl-C ends it.
-threestep/plugins/tinker/README.md.
+Clients' state is written to --output_dir before each answer, so a killed server continues after a restart. The key
+is printed when the server starts, unless --api_key_file or THREESTEP_API_KEY sets one. Ctrl-C stops the server.
+More: threestep/plugins/tinker/README.md
 """
 
 from __future__ import annotations
