@@ -131,14 +131,16 @@ def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
     label, unit = {1: ("SFT", "step"), 2: ("reward model", "step"), 3: ("PPO", "rollout")}[step]
     evaluations = f"{label}: evaluation "
     starts = tuple(f"{what}: " for what in ("auto", "data", "prompt style", "model", "mfu", "sample", "report"))
-    starts += ("ignored, ", f"step {step}: ")
+    starts += ("ignored because ", f"step {step}: ")
     launched = lines[0].startswith("+ ")  # where the program is not a fork
     ranks = "2 ranks" if name == "together" else "1 rank"
     told = [line for line in lines[launched:] if not line.startswith((*starts, evaluations, "warning: "))]
     assert [line.split(" on ")[0] for line in told] == [ranks]
     # The models of these runs have not learned to end a response.
     warnings = [line for line in lines if line.startswith("warning: ")]
-    assert len(warnings) == (step == 3) and all(" cut at --max_answer_seq_len 8 tokens " in line for line in warnings)
+    assert len(warnings) == (step == 3) and all(
+        " cut off at --max_answer_seq_len 8 tokens " in line for line in warnings
+    )
     assert len(set(lines)) == len(lines)
     evaluated = [line.removeprefix(evaluations).split(": ")[0] for line in lines if line.startswith(evaluations)]
     assert evaluated == ["before training", f"after {unit} 2"]

@@ -109,7 +109,7 @@ def test_its_optimizer_trains_and_resumes_to_the_bit(installed, place, monkeypat
     for number, case in enumerate(cases):
         ran, paused, resumed, refused = ends[4 * number : 4 * number + 4]
         assert (ran, paused, resumed) == ("done", "exit 0", "done")
-        assert "--optimizer was sign_sgd and is adamw" in refused
+        assert "--optimizer was sign_sgd and is now adamw" in refused
         same(root / f"{case} whole", root / f"{case} stopped")
         after, before = (load_file(each / "model.safetensors") for each in (root / f"{case} whole" / "model", start))
         most = max(float((weight.float() - before[name].float()).abs().max()) for name, weight in after.items())

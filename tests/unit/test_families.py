@@ -65,7 +65,7 @@ ASKED_OF_VISION = {
     "llava_next": ("shares", "shares"),
     "mistral3": ("shares", "refused: models of the family mistral3 cannot be trained on images"),
     "paligemma": ("refused, because PaliGemmaForConditionalGeneration is not causal", "refused: models of the family"),
-    "blip": ("refused, because BlipForConditionalGeneration cannot be read", "refused: models of the family"),
+    "blip": ("refused, because BlipForConditionalGeneration cannot be used", "refused: models of the family"),
     "pi0": ("refused, because ", "refused: models of the family pi0"),
 }
 

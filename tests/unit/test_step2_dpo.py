@@ -133,7 +133,7 @@ def test_marks_of_one_kind_are_refused():
 
 @pytest.mark.parametrize(
     ("marks", "good_weight", "said"),
-    [("++--", 1.0, ""), ("++----", 2.5, ""), ("++----", 1.0, "0.50 x"), ("+++-", 1.0, "3.00 x")],
+    [("++--", 1.0, ""), ("++----", 2.5, ""), ("++----", 1.0, "0.50 times"), ("+++-", 1.0, "3.00 times")],
 )
 def test_weights_that_do_not_balance_the_marks_are_said(marks, good_weight, said, capsys):
     check_marks(marked_rows(marks), DpoArguments(loss_type="kto", desirable_weight=good_weight))

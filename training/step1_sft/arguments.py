@@ -21,7 +21,7 @@ class SftArguments:
     topic: ClassVar[str] = "loss"
 
     learning_rate: float = flag_of(
-        RateArguments, "Peak learning rate; the default is the one Alpaca uses for full fine-tuning.", default=2e-5
+        RateArguments, "Peak learning rate; the default is Alpaca's for full fine-tuning.", default=2e-5
     )
 
 

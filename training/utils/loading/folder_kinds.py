@@ -7,14 +7,13 @@ no weights passes: dry runs need no more, and the loader of weights reports that
 
 from __future__ import annotations
 
-import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
-from training.utils.base.storage import parse_json
+from training.utils.base.storage import parse_json, read_json_object
 from training.utils.loading.weight_files import GivenAdapter, check_entries, find_adapter, read_header, weight_files
 from training.utils.plugins.registry import added, owner_sentence
 
@@ -145,23 +144,15 @@ def _check_levels(folder: Path) -> None:
             continue
         try:
             parse_json(path.read_bytes(), _MOST_LEVELS)
-        except json.JSONDecodeError as problem:
-            if "too deeply" in problem.msg:
-                raise ThreestepError(f"'{path}': {problem.msg}; download or copy it again") from problem
-        except ValueError:
-            continue  # the file's reader explains its error
+        except ValueError as problem:  # other errors are explained by the file's reader
+            if "too deeply" in str(problem):
+                raise ThreestepError(f"'{path}': {problem}; download or copy it again") from problem
 
 
 def _check_generation(path: Path) -> None:
     """ThreestepError for settings of generation that are no JSON object: transformers leaves them out in silence, and
     the model would stop elsewhere."""
-    if not path.is_file() and not path.is_dir():
-        return
-    try:
-        is_object = path.is_file() and isinstance(parse_json(path.read_text(encoding="utf-8")), dict)
-    except ValueError:
-        is_object = False
-    if not is_object:
+    if path.exists() and read_json_object(str(path)) is None:
         raise ThreestepError(f"'{path}' is not a JSON object; download or copy it again")
 
 

@@ -84,7 +84,7 @@ def test_every_mistake_at_once(flags):
         "does not exist",
         "there is no file or dataset 'embeded'; did you mean 'embedded'",
         "--data_split expects three numbers",
-        "--dataset_module expects a Python file, got 'no_such_file.py', and there is no such file; correct the path",
+        "--dataset_module expects a Python file, got 'no_such_file.py', which does not exist; correct the path",
         "--truncation expects one of right, left, middle, error, drop, got 'rigth'; did you mean 'right'",
         "--prompt_truncation expects one of",
         "--loss_on expects one of response, conversation",

@@ -116,7 +116,7 @@ def test_one_class_under_two_names():
     [
         ("broken.py", "def broken(:\n", "does not load: SyntaxError"),
         ("broken.py", "import no_such_package_at_all\n", "does not load: ModuleNotFoundError"),
-        ("missing.py", None, "^--dataset_module expects a Python file, got .*missing.py', .*there is no such file; c"),
+        ("missing.py", None, "^--dataset_module expects a Python file, got .*missing.py', which does not exist; c"),
         ("notes.txt", "", "^--dataset_module expects a Python file, got .*notes.txt', .*does not end in .py; c"),
     ],
 )

@@ -77,7 +77,7 @@ def test_patience_without_a_number_is_a_sentence(flag):
     with pytest.raises(ThreestepError) as mistake:
         parse_arguments((BestModelArguments,), [flag], "")
     assert str(mistake.value) == (
-        "--early_stopping expects 0 or more (evaluations), got nothing; write it after the flag"
+        "--early_stopping expects 0 or more (evaluations), got nothing; write a value after the flag"
     )
 
 

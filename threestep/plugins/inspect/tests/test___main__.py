@@ -83,7 +83,7 @@ def test_a_page_is_written(run, tmp_path):
     assert run([PAIR] * 5, f"--html={tmp_path / 'data.html'}") == ""
     assert "<mark> Yes.&lt;end&gt;</mark>" in (tmp_path / "data.html").read_text(encoding="utf-8")
     assert run([PAIR] * 5, f"--html={tmp_path / 'new' / 'data.html'}") == "" and (tmp_path / "new/data.html").is_file()
-    with pytest.raises(ThreestepError, match="^--html expects a file, got '.*new', which is a folder; name another$"):
+    with pytest.raises(ThreestepError, match="^--html expects a file, got '.*new', which is a folder; choose another$"):
         run([PAIR] * 5, f"--html={tmp_path / 'new'}")
 
 

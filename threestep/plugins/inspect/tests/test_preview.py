@@ -176,7 +176,7 @@ def test_a_page_has_the_rows_with_their_masks(arguments, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert page.count('class="card sample"') == 2 and "<mark> &lt;script&gt;x&lt;/script&gt;" in page
     assert "<mark> So long" in page and "<mark>Hello" not in page and "<script" not in page
-    with pytest.raises(ThreestepError, match="^--html expects a file, got '.*', which is a folder; name another$"):
+    with pytest.raises(ThreestepError, match="^--html expects a file, got '.*', which is a folder; choose another$"):
         preview.main([*arguments(rows, "1"), f"--html={tmp_path}"])
     with pytest.raises(ThreestepError, match="--html .* writes only texts and masks; leave --json"):
         preview.main([*arguments(rows, "1"), f"--html={file}", "--json"])

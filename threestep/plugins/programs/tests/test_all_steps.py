@@ -229,7 +229,7 @@ def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path, monkeypatch):
     with pytest.raises(ThreestepError, match="step1_sft: .* holds a finished run .*, or --resume to skip finished"):
         all_steps.main(["--config", "run.yaml"])
     (tmp_path / "runs/x/step1_sft/summary.json").unlink()
-    with pytest.raises(ThreestepError, match="step2_reward: .* holds a finished run .*or --overwrite to replace"):
+    with pytest.raises(ThreestepError, match="step2_reward: .* holds a finished run .*or add --overwrite to replace"):
         all_steps.main(["--config", "run.yaml"])
     assert calls == []
     all_steps.main(["--config", "run.yaml", "--overwrite"])
@@ -304,7 +304,7 @@ def test_damaged_files_of_the_run_are_named(steps, tmp_path, name, words, conten
         (tmp_path / "runs/x" / left).unlink()
     path = tmp_path / "runs/x" / name
     path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(ThreestepError, match=f"{words}.* expects"):
+    with pytest.raises(ThreestepError, match=f"{words}.* (expects|is not UTF-8 text|holds)"):
         all_steps.main(["--config", "run.yaml", "--resume"])
 
 
@@ -345,7 +345,7 @@ def test_dpo_is_the_last_step_of_a_file_that_has_its_section(steps, tmp_path, ca
     }  # fmt: skip
     assert {name for name in summary if name.startswith("seconds_")} == {"seconds_sft", "seconds_dpo"}
     printed = capsys.readouterr().out
-    assert "== step 2 of 2, direct preference optimisation" in printed
+    assert "== step 2 of 2, direct preference optimization" in printed
     assert "| step 2: accuracy of the implicit reward " in printed and "0.7500" in printed
     assert "checker" not in printed  # a figure that is not there has no row
 

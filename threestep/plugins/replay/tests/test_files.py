@@ -300,5 +300,5 @@ def test_engines_are_put_together(tmp_path):
         source = source_of(ppo_flags(**given))
         assert (source.name, source.draws) == (next(iter(given), ""), draws)
         assert type(source.engine(TransformersRollout, rank=0, decides={})) is kind
-    with pytest.raises(ThreestepError, match="one source, and --rollout_dump and --rollout_replay each name one"):
+    with pytest.raises(ThreestepError, match="only one source, but --rollout_dump and --rollout_replay each name one"):
         source_of(ppo_flags(rollout_dump=folder, rollout_replay=folder))

@@ -51,7 +51,7 @@ def test_a_flag_that_cannot_be(given, words):
 def test_a_place_that_takes_no_scores_is_refused_before_they_are_made(tmp_path):
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("{}\n")
-    with pytest.raises(ThreestepError, match="^--output expects a file, got '.*', which is a folder; name another$"):
+    with pytest.raises(ThreestepError, match="^--output expects a file, got '.*', which is a folder; choose another$"):
         main(["--model_name_or_path", "m", "--score_file", str(pairs), "--output", str(tmp_path)])
     (tmp_path / "evaluation.json").mkdir()
     with pytest.raises(ThreestepError, match="^--output_dir expects a file, got '.*evaluation.json', which is a fold"):

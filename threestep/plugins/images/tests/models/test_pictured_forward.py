@@ -147,7 +147,7 @@ def test_what_does_not_fit_images_is_refused(family, rows_of_documents):
     policy = PolicyModel(family.model)
     with pytest.raises(AssertionError, match="media that are not read would count as a text"):
         policy(with_pixels(rows, None))
-    with pytest.raises(ThreestepError, match="noise on the embeddings would hide the places of images"):
+    with pytest.raises(ThreestepError, match="noise on the embeddings would hide the positions of images"):
         policy(rows, noise_NTE=torch.zeros(*rows.input_ids_NT.shape, 32))
     from training.utils.models.attention import model_inputs
 

@@ -142,7 +142,7 @@ def test_it_is_checked_on_images_before_it_trains(made):
 def test_a_tensor_that_is_not_there_is_refused(made, tmp_path):
     stored = load_file(made.folder / "model.safetensors")
     lacking = {"a reward model, got one without score.weight": "score.weight"}
-    lacking["and lacks the tensor model"] = next(name for name in stored if "layers.1." in name)
+    lacking["but lacks the tensor model"] = next(name for name in stored if "layers.1." in name)
     for place, (said, name) in enumerate(lacking.items()):
         folder = shutil.copytree(made.folder, tmp_path / str(place))
         left = {key: weight for key, weight in stored.items() if key != name}

@@ -94,7 +94,7 @@ def test_every_padded_way_reads_images_and_no_other_does(name):
     family, own = known(name)
     assert [why_not_decoded(family.model, own, way) for way in (FIXED, MASKED, *WAYS[:2])] == [None] * 4
     reason = why_not_decoded(awake(FAMILIES["llava"]()).model, known("llava")[1], WAYS[2])
-    assert reason == "it is not given positions, which prompts with images need"
+    assert reason == "it gets no positions, which prompts with images need"
 
 
 def counted_on(model: Any, request: RolloutRequest, accepted: Any) -> Any:
@@ -123,7 +123,7 @@ def test_the_check_finds_what_is_wrong_with_images_alone(name, wrong, monkeypatc
     family, own = known(name)
     monkeypatch.setattr(decoding, "prompt_inputs", wrong)
     reason = why_not_decoded(family.model, own, MASKED)
-    assert reason is not None and reason.startswith("of prompts with images its log-probabilities differ by ")
+    assert reason is not None and reason.startswith("for prompts with images, its log-probabilities differ by ")
     with pytest.raises(ThreestepError, match="cannot roll out prompts of one length at a time without a cache: "):
         fitting_way(family.model, own)
 

@@ -80,7 +80,7 @@ def test_the_model_of_one_rank(alone, tmp_path, capsys, name):
     export.main([str(run), str(tmp_path / "out")])
     assert capsys.readouterr().out == f"model of {run}/checkpoints/step_000002 is in {tmp_path}/out\n"
     same_folder(tmp_path / "out", run / "model")
-    assert "its checkpoint step_000002: the model." in (tmp_path / "out" / "README.md").read_text()
+    assert "checkpoint step_000002: the model." in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("part", "saved"), [("model", "model"), ("critic", "critic"), ("average", "model_ema")])
@@ -122,7 +122,7 @@ def test_what_cannot_be_exported_is_one_sentence(alone, tmp_path):
     for flags, sentence in [
         ([run, tmp_path / "full"], "full'; remove it, or name another"),
         ([run, tmp_path / "out", "--keep_lora"], "was trained without LoRA; leave --keep_lora out"),
-        ([run, tmp_path / "out", "--part", "critic"], "expects a checkpoint with a critic, got model"),
+        ([run, tmp_path / "out", "--part", "critic"], "needs a checkpoint with a critic, but this one has only model"),
         ([run, tmp_path / "out", "--part", "average"], "has no average because the run did not use --enable_ema"),
     ]:
         with pytest.raises(ThreestepError, match=sentence):

@@ -46,4 +46,4 @@ def test_sft_and_dpo_from_one_file(place: Path, monkeypatch, capsys):
     if "report" not in plugins():
         return
     report = (place / "two_steps/report.html").read_text(encoding="utf-8")
-    assert "Step 1: supervised fine-tuning" in report and "Step 2: direct preference optimisation" in report
+    assert "Step 1: supervised fine-tuning" in report and "Step 2: direct preference optimization" in report
