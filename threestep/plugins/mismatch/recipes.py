@@ -52,11 +52,11 @@ RECIPES = {
         "as for decoupled_geo_rs_token_tis, measured with a divergence", {**_TOKEN, **_K3}
     ),
     "bypass_ppo_clip": Recipe(
-        "you want to save the forward for the old policy: PPO's ratio is then taken to the rollout's policy", _BYPASS
+        "you want to skip the old policy's forward pass: PPO's ratio is then relative to the rollout's policy", _BYPASS
     ),
     "bypass_ppo_clip_geo_rs": Recipe("as for bypass_ppo_clip, with long responses", {**_BYPASS, **_GEOMETRIC}),
     "bypass_ppo_clip_k3_rs": Recipe("as for bypass_ppo_clip_geo_rs, measured with a divergence", {**_BYPASS, **_K3}),
-    "bypass_pg_is": Recipe("you train without a ratio and clipping (--policy_loss gpg)", {**_BYPASS, **_SEQUENCE}),
+    "bypass_pg_is": Recipe("you train without a ratio or clipping (--policy_loss gpg)", {**_BYPASS, **_SEQUENCE}),
     "bypass_pg_geo_rs": Recipe(
         "as for bypass_pg_is, but responses are dropped instead of weighted", {**_BYPASS, **_GEOMETRIC}
     ),
