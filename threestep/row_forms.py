@@ -70,7 +70,7 @@ def held_rows(rows: Any, eval_rows: Any = None) -> HeldRows:
         )
     if others and eval_rows is not None:
         raise ThreestepError(
-            f"rows already has a split {others[0]}, but eval_rows is given too; pass rows['{trains[0]}']"
+            f"rows already has a split {others[0]}, but eval_rows is passed too; pass only rows['{trains[0]}'] as rows"
         )
     held_out = rows[others[0]] if others else eval_rows
     return HeldRows(
@@ -104,11 +104,11 @@ def _of_columns(columns: Mapping[Any, Any], name: str) -> list[dict[Any, Any]]:
     if len(others) == len(columns):
         raise ThreestepError(f"{name} {_EXPECTS}, got one row; pass a list of rows: [{name}]")
     if others:
-        raise ThreestepError(f"{name} as a dict of columns expects a list for each column, but {', '.join(others)}")
+        raise ThreestepError(f"{name}: a dict of columns needs a list for each column, but {', '.join(others)}")
     lengths = {column: len(held) for column, held in columns.items()}
     if len(set(lengths.values())) > 1:
         each = ", ".join(f"{length:,} for '{column}'" for column, length in lengths.items())
-        raise ThreestepError(f"{name} as a dict of columns expects lists of equal length, got {each}")
+        raise ThreestepError(f"{name}: a dict of columns needs lists of equal length, got {each}")
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

@@ -206,7 +206,7 @@ def _models_as_flags(models: Mapping[str, tuple[Any, Any]], given: Path, resumes
             if tokenizer is not None:
                 raise ThreestepError(
                     f"tokenizer is only for a loaded model, but --{name} is '{model}', which has its own tokenizer; "
-                    "leave tokenizer out"
+                    "remove tokenizer"
                 )
             flags[name] = os.fspath(model)
             continue
@@ -235,9 +235,7 @@ def _check(
     """Raise ThreestepError for mistakes in the call itself; return whether ranks are launched."""
     mistakes = Mistakes()
     for name, argument in (("data_path", "rows"), *((flag, "model or reward_model") for flag in models)):
-        mistakes.require(
-            name not in settings, f"{name} is set by the argument {argument} of this call; leave {name} out"
-        )
+        mistakes.require(name not in settings, f"{name} is set by the argument {argument} of this call; remove {name}")
     is_count = num_ranks is None or (isinstance(num_ranks, int) and not isinstance(num_ranks, bool) and num_ranks > 0)
     mistakes.require(is_count, f"num_ranks expects a positive whole number, got {num_ranks!r}")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, ...: this process is one of its ranks

@@ -94,4 +94,4 @@ def test_actor_and_critic_learn_in_train_mode_and_activations_are_recomputed(tol
 def test_the_models_own_dropout_is_found(told, role):
     said, name = told[f"noisy_{role}"], {"actor": "reuse_forwards", "critic": "reuse_values"}[role]
     assert f"computes different outputs in train mode, which --{name} uses: its log-probabilities or" in said
-    assert f"set --{role}_dropout 0, or leave --{name} out" in said and not told["quiet"]
+    assert f"set --{role}_dropout 0, or remove --{name}" in said and not told["quiet"]

@@ -71,8 +71,7 @@ def test_a_loss_without_a_reference(monkeypatch):
     assert sentences(loss_type="planted") == [] and not needs_reference(DpoArguments(loss_type="planted"))
     assert all(needs_reference(DpoArguments(loss_type=name)) == loss.needs_reference for name, loss in LOSSES.items())
     assert sentences(loss_type="planted", reference="adapter_off") == [
-        "--reference adapter_off needs a loss with a reference, but --loss_type planted uses none; leave "
-        "--reference out"
+        "--reference adapter_off needs a loss with a reference, but --loss_type planted uses none; remove --reference"
     ]
 
 

@@ -31,5 +31,5 @@ def check_flags(flags: OneModelFlags) -> None:
     if flags.engine.share_beginnings and why_not:
         raise ThreestepError(
             f"--share_beginnings {flags.engine.share_beginnings} computes shared tokens once for several "
-            f"rows, but {why_not}; leave one of them out"
+            f"rows, but {why_not}; remove one of them"
         )

@@ -33,7 +33,7 @@ class _LossArguments:
         "factor > 0",
     )
     final_beta: float | None = flag(
-        None, "Beta at the last optimizer step; --beta_schedule leads to it. Default: --beta.", "factor > 0"
+        None, "Beta at the last optimizer step; --beta_schedule sets the path to it. Default: --beta.", "factor > 0"
     )
     beta_schedule: str = flag("linear", "Schedule from --beta to --final_beta.", choices=BETA_SCHEDULES)
     loss_type: str = flag(
@@ -64,8 +64,8 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
     )
     reference: str = flag(
         "cached",
-        "Where the reference's log-probabilities come from: 'cached' computes them once with the start model and "
-        "stores them with the data; 'adapter_off' computes them at each step with the model's adapters off.",
+        "Where the reference's log-probabilities come from: 'cached' computes them once with the initial model and "
+        "stores them with the data; 'adapter_off' computes them at each step with the model's adapters disabled.",
         choices=REFERENCES,
     )
 
@@ -79,17 +79,17 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
         mistakes.require(
             not any(loss.is_token_mean for loss in chosen) or self.ld_alpha == 1.0,
             f"--ld_alpha {self.ld_alpha} needs a sum over tokens, but --loss_type {self.loss_type} averages over "
-            "tokens; leave --ld_alpha out",
+            "tokens; remove --ld_alpha",
         )
         mistakes.require(
             chosen[0].rows == "ranked" or (self.ld_alpha == 1.0 and not self.sft_coef),
-            f"--ld_alpha and --sft_coef need several responses per prompt, but --loss_type {self.loss_type} reads one "
-            "at a time; leave both flags out",
+            f"--ld_alpha and --sft_coef need several responses per prompt, but --loss_type {self.loss_type} uses one "
+            "at a time; remove both flags",
         )
         mistakes.require(
             any(loss.needs_reference for loss in chosen) or self.reference == "cached",
             f"--reference {self.reference} needs a loss with a reference, but --loss_type {self.loss_type} uses none; "
-            "leave --reference out",
+            "remove --reference",
         )
 
 

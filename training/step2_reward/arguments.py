@@ -74,6 +74,6 @@ def check_sharing(flags: OneModelFlags) -> None:
     """Raise ThreestepError if responses whose tokens are compared one by one may share tokens."""
     if flags.engine.share_beginnings and flags.of_step.loss_from == "first_difference":
         raise ThreestepError(
-            "--loss_from first_difference needs each response in one piece, but --share_beginnings "
-            f"{flags.engine.share_beginnings} may split it after a shared beginning; leave one of them out"
+            "--loss_from first_difference needs whole responses, but --share_beginnings "
+            f"{flags.engine.share_beginnings} may split them after a shared beginning; remove one of them"
         )

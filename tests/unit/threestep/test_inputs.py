@@ -263,9 +263,9 @@ Named = collections.namedtuple("Named", "prompt")
         ),
         ({}, "got dict with none"),
         ({"prompt": ["a", "b"], "completion": ["b"]}, "lists of equal length, got 2 for 'prompt', 1 for 'completion'$"),
-        ({"prompt": ["a"], "completion": "b"}, "^rows as a dict of columns expects a list for each column, but 'comp"),
+        ({"prompt": ["a"], "completion": "b"}, "^rows: a dict of columns needs a list for each column, but 'comp"),
         ({"prompt": "a", "completion": "b"}, r"got one row; pass a list of rows: \[rows\]$"),
-        ({"train": {"prompt": ["a", "b"], "completion": ["b"]}}, r"^rows\['train'\] as a dict of columns expects"),
+        ({"train": {"prompt": ["a", "b"], "completion": ["b"]}}, r"^rows\['train'\]: a dict of columns needs"),
         ({"prompt": [], "completion": []}, "got dict with prompt, completion; pass two of them"),
         (iter([]), "^rows expects at least one row, got none$"),
         ((text for text in "ab"), r"got str at rows\[0\]; pass \{'text': row\} for each text to train on unch"),
@@ -289,7 +289,7 @@ def test_an_unknown_frame_names_what_to_write():
 
 
 def test_held_out_rows_come_once():
-    with pytest.raises(ThreestepError, match=r"^rows already has a split test, but eval_rows is given too; pass"):
+    with pytest.raises(ThreestepError, match=r"^rows already has a split test, but eval_rows is passed too; pass"):
         held_rows({"train": ROWS, "test": ROWS}, ROWS)
     with pytest.raises(ThreestepError, match="^eval_rows expects a list .*, got str 'x.jsonl'; put held-out rows in"):
         held_rows(ROWS, "x.jsonl")

@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
     [
         ({"lerning_rate": 1}, "^unknown argument lerning_rate; did you mean 'learning_rate'"),
         ({"learning_rate": -1}, "^learning_rate expects more than 0, got -1.0$"),
-        ({"data_path": "x"}, "^data_path is set by the argument rows of this call; leave data_path out$"),
+        ({"data_path": "x"}, "^data_path is set by the argument rows of this call; remove data_path$"),
         ({"model_name_or_path": "x"}, "^model_name_or_path is set by the argument model or reward_model of this"),
         pytest.param(
             {"callback": object()},

@@ -82,4 +82,4 @@ def _check_replayed_routers(flags: Any, how: str, drafts: int, *, mistakes: Mist
             "removes the cache in which vLLM keeps the experts of a prompt",
         ),
     ):
-        mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")
+        mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; remove one of them")

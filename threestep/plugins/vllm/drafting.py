@@ -30,8 +30,8 @@ def asked_drafts(flags: Any, mistakes: Mistakes) -> AskedDrafts | None:
     if other == "0":
         return loop
     mistakes.add(
-        f"{how.flag} works only with --rollout_engine {given}, and --speculate {other} only with hf; leave one of "
-        "them out"
+        f"{how.flag} works only with --rollout_engine {given}, but --speculate {other} works only with hf; "
+        "remove one of them"
     )
     loop.check(mistakes)
     return None

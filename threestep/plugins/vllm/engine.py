@@ -97,8 +97,8 @@ class VllmRollout(RolloutEngine):
         if drawing.turns and parallel > 1:
             found.append(
                 "with --environment or --tools, each rank generates a turn as soon as its own answers arrive, but "
-                f"--vllm_tensor_parallel_size {parallel} makes ranks generate together; set it to 1, or leave "
-                "--environment and --tools out"
+                f"--vllm_tensor_parallel_size {parallel} makes ranks generate together; set it to 1, or "
+                "remove --environment and --tools"
             )
         if settings.processes > 1:
             found.append(
@@ -169,7 +169,7 @@ class VllmRollout(RolloutEngine):
             reason, name = why_other_images(self._vllm, own.with_media, model.dtype), type(model).__name__
             self._vllm.sleep()
         if reason is not None:
-            raise ThreestepError(f"vLLM does not read images as {name} does: {reason}; use --rollout_engine hf")
+            raise ThreestepError(f"vLLM does not process images as {name} does: {reason}; use --rollout_engine hf")
         return []
 
     def take_weights(self, model: PreTrainedModel, tensors: Tensors) -> None:

@@ -48,8 +48,8 @@ class ExpertCapture:
         found = [module for module in runner.get_model().modules() if isinstance(module, MoERunner)]
         if not found or not all(hasattr(module.router, "set_capture_fn") for module in found):
             raise ThreestepError(
-                f"--replay_routers needs vLLM's choice of experts, but for {type(runner.get_model()).__name__} "
-                "vLLM chooses them inside a kernel; use --rollout_engine hf"
+                "--replay_routers needs to know which experts vLLM chooses, but for "
+                f"{type(runner.get_model()).__name__}, vLLM chooses them inside a kernel; use --rollout_engine hf"
             )
         self._layers = runner.model_config.get_total_num_hidden_layers()
         for module in found:
@@ -98,8 +98,8 @@ def returned_experts(part: Any) -> torch.Tensor:
     """Return int16 [T, L, K] that vLLM returns itself. part: vllm.CompletionOutput of a request that is over."""
     if part.routed_experts is None:
         raise ThreestepError(
-            "--replay_routers: vLLM returned no experts for a response, which happens when a --stop text ends it; "
-            "leave --stop out, or use --rollout_engine hf"
+            "--replay_routers: vLLM returned no experts for a response, which happens when a --stop string ends it; "
+            "remove --stop, or use --rollout_engine hf"
         )
     return torch.from_numpy(part.routed_experts.astype("int16"))
 
@@ -118,7 +118,7 @@ def repack_experts(model: Any) -> None:
         experts, width = kernel.fused_experts, kernel.fused_experts.moe_config.intermediate_size_per_partition
         if experts._padded_intermediate_size(experts.moe_config) != width:
             raise ThreestepError(
-                f"on a CPU, vLLM pads experts of {width} units and accepts no new weights for them; use "
+                f"on a CPU, vLLM pads experts of {width} units and cannot replace their weights; use "
                 "--rollout_engine hf"
             )
         experts.process_weights_after_loading(module.routed_experts)

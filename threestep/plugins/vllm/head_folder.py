@@ -49,7 +49,7 @@ def write_for_vllm(folder: Path) -> str:
     if not layers:
         raise ThreestepError(
             f"--mtp vllm needs a model with a multi-token-prediction head, but '{folder}' has none; train one with "
-            "--mtp_num_layers 1, or leave --mtp out"
+            "--mtp_num_layers 1, or remove --mtp"
         )
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     form = check_form(config, _has_final_norm(_heads().stored_state(folder, _RUN_MODULES)), "--mtp vllm")
@@ -102,8 +102,8 @@ def check_form(config: dict[str, Any], has_final_norm: bool, flag: str) -> str:
         got += ", plus biases or attention heads whose width is not hidden_size / num_attention_heads"
     raise ThreestepError(
         f"{flag} needs a Qwen2, or a Llama without biases, whose head ends in a norm (exported as MiMo), or a "
-        f"Llama whose head was trained with --mtp_final_norm false (exported as ERNIE-4.5), got {got}; leave "
-        f"{flag} out, or train a head of the other kind"
+        f"Llama whose head was trained with --mtp_final_norm false (exported as ERNIE-4.5), got {got}; "
+        f"remove {flag}, or train a head of the other kind"
     )
 
 

@@ -102,7 +102,7 @@ def check_prompt(output: Any, turn: NextTurn) -> None:
     """ThreestepError if vLLM read other tokens than those of the turn. output: vllm.RequestOutput."""
     if list(output.prompt_token_ids) != list(turn.ids):
         raise ThreestepError(
-            f"vLLM read {len(output.prompt_token_ids)} tokens for a prompt of {len(turn.ids)} tokens: it encodes "
+            f"vLLM encoded a prompt of {len(turn.ids)} tokens as {len(output.prompt_token_ids)}: it processes "
             "images differently from training; use --rollout_engine hf"
         )
 

@@ -87,7 +87,7 @@ def send_weights(
     differing = sent.differing(arrived)
     if differing:
         raise ThreestepError(
-            f"vLLM's weights differ from those it was sent, in {', '.join(differing)}: it reads checkpoints of "
+            f"vLLM's weights differ from those it was sent, in {', '.join(differing)}: it loads checkpoints of "
             "this architecture differently from how transformers stores them; use --rollout_engine hf"
         )
 
@@ -128,8 +128,8 @@ def send_draft(llm: Any, reload: Reload, tensors: Mapping[str, torch.Tensor], ch
         sent.add(name, tensor)
     if sent.total != arrived.total:
         raise ThreestepError(
-            "vLLM drafts with different weights from those it was sent: it reads heads of this form differently "
-            "from how they are exported; leave --vllm_speculate out"
+            "vLLM drafts with different weights from those it was sent: it loads heads of this form differently "
+            "from how they are exported; remove --vllm_speculate"
         )
 
 

@@ -91,7 +91,7 @@ class PromptSource:
         """Restore what `state_dict` returned."""
         if state:
             raise ThreestepError(
-                f"the saved run chose its prompts with a {' and a '.join(sorted(state))}, but this one uses them "
+                f"the saved run chose its prompts with a {' and a '.join(sorted(state))}, but this run uses them "
                 "in epochs; restore the saved run's flags"
             )
 

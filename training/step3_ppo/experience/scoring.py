@@ -212,7 +212,7 @@ def _warn_of_none(rewards: Rewards, rows: Sequence[PromptRow], answers: Mapping[
     if lacking:
         row, names = rows[lacking[0] // (len(scores[0]) // len(rows))], ", ".join(answers)
         log(
-            f"warning: no reward applies to {len(lacking)} of {len(scores[0])} responses, which score 0: {names} "
+            f"warning: no reward applies to {len(lacking)} of {len(scores[0])} responses, so they score 0: {names} "
             f"returned None, first for row {row.row_id} (uid {row.uid})"
         )
 

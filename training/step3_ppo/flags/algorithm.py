@@ -144,8 +144,8 @@ def selected_algorithm(
     )
     mistakes.require(
         flags.critic_warmup == 0 or estimator.needs_critic,
-        f"--critic_warmup {flags.critic_warmup} trains a critic, but --advantage {flags.advantage} has none; leave it "
-        f"out or use {WITH_CRITIC}",
+        f"--critic_warmup {flags.critic_warmup} trains a critic, but --advantage {flags.advantage} has none; "
+        f"remove --critic_warmup, or use --advantage {WITH_CRITIC}",
     )
     mistakes.require(
         flags.overlong_buffer_tokens <= ppo.max_answer_seq_len,

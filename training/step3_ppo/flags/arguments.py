@@ -35,7 +35,7 @@ class PpoArguments:
         1, "Rollouts per rank between two updates; raised if one minibatch needs more.", "rollouts >= 1", topic="batch"
     )
     per_device_training_batch_size: int = flag(
-        16, "Maximum sequences per forward on each rank during updates.", "sequences >= 1", topic="batch"
+        16, "Maximum sequences per forward pass on each rank during updates.", "sequences >= 1", topic="batch"
     )
     gradient_accumulation_steps: int = flag_of(
         EngineArguments, "A minibatch has training batch size x ranks x this many sequences."
@@ -45,7 +45,7 @@ class PpoArguments:
     share_beginnings: int = flag_of(
         EngineArguments,
         "Minimum length in tokens of a common prefix that is computed once per minibatch, such as shared turns or "
-        "prompts that begin alike; 0: only prompts, which their samples always share. The gradient is the same.",
+        "prompts that begin alike; 0: share only whole prompts, among their samples. The gradient does not change.",
         default=64,
         takes_auto=False,
     )
@@ -58,16 +58,16 @@ class PpoArguments:
     ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", "passes >= 1", topic="batch")
     reuse_forwards: bool | None = flag(
         None,
-        "With one optimizer step per rollout: train the actor on the forwards that computed log-probabilities, "
-        "keeping their activations until then. Same numbers; faster, but more memory. auto: if it saves a forward and "
-        "fits in free memory (on a CPU: at most twice the memory; docs/reference/equations.md).",
+        "With one optimizer step per rollout: train the actor on the forward passes that computed log-probabilities, "
+        "keeping their activations until then. Faster, with the same numbers, but needs more memory. auto: on if it "
+        "saves a pass and fits in free memory (on a CPU: at most twice the memory; docs/reference/equations.md).",
         topic="memory",
         takes_auto=True,
     )
     reuse_values: bool | None = flag(
         None,
-        "With one optimizer step per rollout: train the critic on each forward that computes values, before the next "
-        "one. Faster, with the same numbers and memory. auto: if it saves a forward (docs/reference/equations.md).",
+        "With one optimizer step per rollout: train the critic on each forward pass that computes values, before the "
+        "next one. Faster with the same numbers and memory. auto: on if it saves a pass (docs/reference/equations.md).",
         topic="memory",
         takes_auto=True,
     )
@@ -150,8 +150,8 @@ class PpoArguments:
             mistakes.require(
                 not getattr(self, name) or (steps == 1 and self.generation_batches == 1),
                 f"--{name} needs one optimizer step per rollout, but --ppo_epochs, --generation_batches and "
-                f"--per_device_training_batch_size make {steps} for {self.generation_batches}; change these, or leave "
-                f"--{name} out",
+                f"--per_device_training_batch_size result in other numbers (steps: {steps}, rollouts: "
+                f"{self.generation_batches}); change these, or remove --{name}",
             )
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects non-empty text, got ''")
@@ -211,7 +211,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     gamma: float = flag(1.0, "Discount per token, for gae and reinforce++.", "0 <= factor <= 1", topic="advantage")
     lam: float = flag(0.95, "GAE's lambda.", "0 <= factor <= 1", topic="advantage")
     whiten_advantages: bool | None = flag(
-        None, f"Whiten advantages over all ranks' tokens; default: if {_estimators('whitens')}.", topic="advantage"
+        None, f"Whiten advantages over all ranks; default: on for {_estimators('whitens')} only.", topic="advantage"
     )
     norm_adv_by_std: bool = flag(
         True, "grpo: divide by the group's standard deviation; false: Dr. GRPO.", topic="advantage"
@@ -233,7 +233,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     kl_estimator: str | None = flag(
         None,
         f"{_kl_estimators(False)}: from the sampled tokens; {_kl_estimators(True)}: the exact sum over the "
-        "vocabulary, which keeps the logits of one forward of both models; default: "
+        "vocabulary, which keeps in memory the logits of one forward pass of each model; default: "
         + ", ".join(f"{name} in the {place}" for place, name in DEFAULT_KL_ESTIMATORS.items())
         + ".",
         "name",
@@ -283,7 +283,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     dual_clip: float | None = flag(
         None, "Upper bound on the ratio where the advantage is negative; default: none.", "ratio > 1"
     )
-    clip_range_value: float = flag(0.2, "Clip range for the change of a value in one update.", "number > 0")
+    clip_range_value: float = flag(0.2, "Clip range for how much a value may change in one update.", "number > 0")
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 disables it.", "factor >= 0")
     critic_warmup: int = flag(0, "Number of initial rollouts that train only the critic.", "rollouts >= 0")
     dynamic_sampling_tries: int = flag(
@@ -307,25 +307,25 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     overlong_penalty: float = flag(
         1.0, "Penalty for a response of maximum length (with --overlong_buffer_tokens).", "score >= 0", topic="reward"
     )
-    mask_truncated_responses: bool = flag(False, "Exclude responses that were cut off from the loss.")
+    mask_truncated_responses: bool = flag(False, "Exclude truncated responses from the loss.")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
         mistakes.require(
             self.stop_kl is None or self.kl_coef > 0,
             f"--stop_kl {self.stop_kl} needs the KL to the reference, but --kl_coef 0 loads no reference; set "
-            "--kl_coef to any value above 0, or leave --stop_kl out",
+            "--kl_coef to any value above 0, or remove --stop_kl",
         )
         estimator = ESTIMATORS.get(self.advantage)
         mistakes.require(
             self.norm_adv_over is None or estimator is None or estimator.norms,
             f"--norm_adv_over {self.norm_adv_over} needs --advantage {_estimators('norms')}, got {self.advantage}; "
-            "leave it out",
+            "remove --norm_adv_over",
         )
         mistakes.require(
             self.norm_adv_over is None or self.norm_adv_by_std,
             f"--norm_adv_over {self.norm_adv_over} divides by a standard deviation, but --norm_adv_by_std is false; "
-            "leave one of them out",
+            "remove one of them",
         )
         refuse_flags_of_others(ESTIMATORS, (self.advantage,), self, "advantage", mistakes=mistakes)
         refuse_flags_of_others(POLICY_LOSSES, (self.policy_loss,), self, "policy_loss", mistakes=mistakes)
@@ -333,7 +333,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         for name in () if policy_loss is None else policy_loss.unread:
             mistakes.require(
                 getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} does nothing with --policy_loss {self.policy_loss}; leave it out",
+                f"--{name} {getattr(self, name)} has no effect with --policy_loss {self.policy_loss}; remove it",
             )
         mistakes.require(
             not (self.kl_estimator or "").endswith("+") or self.kl_in == "loss",

@@ -127,7 +127,7 @@ def _check_no_advantage(flags: PpoFlags, mistakes: Mistakes) -> None:
     )
     mistakes.require(
         algorithm.kl_coef == 0 or algorithm.kl_in == "loss",
-        f"--kl_coef {algorithm.kl_coef:g} in the reward does nothing with --advantage {NO_ADVANTAGE}; use "
+        f"--kl_coef {algorithm.kl_coef:g} in the reward has no effect with --advantage {NO_ADVANTAGE}; use "
         "--kl_coef 0 or --kl_in loss",
     )
 
@@ -175,7 +175,7 @@ def _check_critic(flags: PpoFlags, algorithm: Algorithm, rewards: tuple[Reward, 
     )
     mistakes.require(
         reads_model(rewards) or not ppo.normalize_reward_scores,
-        "--normalize_reward_scores needs the reward model's scores, but --reward does not use the model; leave it out",
+        "--normalize_reward_scores needs a reward model, but --reward uses none; remove --normalize_reward_scores",
     )
 
 
@@ -187,7 +187,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     loop = components.loop
     mistakes.require(
         engine.supports_media or not source_of(flags).draws,
-        f"--rollout_engine {ppo.rollout_engine} does not read images, but some prompts have them; use "
+        f"--rollout_engine {ppo.rollout_engine} does not support images, but some prompts have them; use "
         f"{either(supporting('media'))}",
     )
     others = {
@@ -199,7 +199,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
         ),
     }
     for name, (given, why) in others.items():
-        mistakes.require(not given, f"{name} does not work with prompts that have images: it {why}; leave it out")
+        mistakes.require(not given, f"{name} does not work with prompts that have images: it {why}; remove it")
     flags.guests.check_media(mistakes)
     mistakes.raise_if_any()
 
@@ -229,19 +229,19 @@ def _obstacles(name: str, flags: PpoFlags, algorithm: Algorithm) -> Iterator[tup
         # Several forwards before the first backward: silently wrong gradients under ZeRO-3 (deepspeed 0.19).
         if flags.roles.actor_zero_stage == 3:
             why = "keeps forwards, but --actor_zero_stage 3 releases their weights"
-            yield why, "use stage 2 or less, or leave --reuse_forwards out"
+            yield why, "use stage 2 or less, or remove --reuse_forwards"
         if algorithm.flags.kl_in == "loss" and algorithm.kl_estimator.of_logits:
             why = f"would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the loss"
-            yield why, "leave one of them out, or use --kl_in reward"
+            yield why, "remove one of them, or use --kl_in reward"
         yield from flags.guests.reuse_obstacles()
     elif not algorithm.estimator.needs_critic:
-        yield f"needs a critic, but --advantage {advantage} has none", "leave it out"
+        yield f"needs a critic, but --advantage {advantage} has none", "remove it"
     elif not algorithm.estimator.returns_alone:
         why = (
             f"needs returns that follow from a response's own rewards and values, but --advantage {advantage} does not "
             "declare that"
         )
-        yield f"{why} its returns do (returns_alone)", "use gae, or leave --reuse_values out"
+        yield f"{why} its returns do (returns_alone)", "use gae, or remove --reuse_values"
 
 
 def check_reuse(flags: PpoFlags, algorithm: Algorithm, mistakes: Mistakes) -> None:

@@ -39,7 +39,7 @@ def check_loop(loop: AskedLoop | None, given: str, engine: type[RolloutEngine] |
         return
     mistakes.require(
         engine is None or loop.fits(engine),
-        f"--rollout_engine {given} does not support {loop.name} {loop.value}; leave that out, or use another engine",
+        f"--rollout_engine {given} does not support {loop.name} {loop.value}; remove it, or use another engine",
     )
     loop.check(mistakes)
 

@@ -143,11 +143,11 @@ def check_reused(ppo: PpoArguments, roles: Roles) -> None:
         model, guests = roles.trained_with(role)
         if model is None or not getattr(ppo, name):
             continue
-        check_no_dropout(model, f", which --{name} uses", f"set --{role}_dropout 0, or leave --{name} out")
+        check_no_dropout(model, f", which --{name} uses", f"set --{role}_dropout 0, or remove --{name}")
         for guest in guests:
             if guest.why_not_ahead:
                 raise ThreestepError(
-                    f"--{name} learns from earlier forwards, but {guest.why_not_ahead}, or leave --{name} out"
+                    f"--{name} learns from earlier forward passes, but {guest.why_not_ahead}, or remove --{name}"
                 )
 
 

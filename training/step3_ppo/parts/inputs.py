@@ -58,7 +58,7 @@ def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
         raise ThreestepError(
             f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) "
             f"and --critic_model_name_or_path '{roles.critic_model_name_or_path}' ({len(critic)} tokens) differ: the "
-            "reward model would not read the text that the actor wrote; train step 2 from a model with the actor's "
+            "reward model would misread the actor's responses; train step 2 from a model with the actor's "
             "tokenizer"
         )
     return Tokenizers(actor, critic)
@@ -144,7 +144,7 @@ def load_inputs(
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(
             "--val_only evaluates held-out prompts, but there are none; raise --eval_fraction (now "
-            f"{data.split.eval_fraction:g}), add data with evaluation rows, or leave --val_only out"
+            f"{data.split.eval_fraction:g}), add data with evaluation rows, or remove --val_only"
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
     ends = _end_tokens(flags, tokenizer, ranks)

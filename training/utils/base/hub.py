@@ -40,7 +40,7 @@ def check_hub(what: str, kind: str, name: str) -> None:
     if not is_cached:
         raise ThreestepError(
             f"{what} is not on this machine, and the hub could not be reached ({problem}); check the network and the "
-            "proxy (HTTPS_PROXY, HF_ENDPOINT), or give a local path"
+            "proxy (HTTPS_PROXY, HF_ENDPOINT), or pass a local path"
         )
     os.environ[_OFFLINE] = "1"
     log_on_main(f"{what}: the hub could not be reached ({problem}); using the cached copy, as with {_OFFLINE}=1")

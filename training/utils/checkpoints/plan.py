@@ -234,7 +234,7 @@ def conversion(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -
     if place is None:
         raise ThreestepError(
             f"--resume: {found} was written on {describe_placement(saved)}, but this run is on "
-            f"{describe_placement(mine)}. Such checkpoints are converted first: "
+            f"{describe_placement(mine)}. Such checkpoints must be converted first: "
             f"{missing_plugin('conversions', UNIVERSAL)}; resume with the original settings"
         )
     return named_object(place)

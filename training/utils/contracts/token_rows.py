@@ -265,7 +265,7 @@ class RowMedia:
 
     def refuse_noise(self) -> None:
         """Raise ThreestepError: without ids, transformers finds the places of media by comparing embeddings."""
-        raise ThreestepError(f"noise on the embeddings would hide the positions of {self._name}; leave it out")
+        raise ThreestepError(f"noise on the embeddings would hide the positions of {self._name}; disable the noise")
 
     @property
     def _name(self) -> str:

@@ -55,9 +55,9 @@ class SourceArguments:
 
     data_path: list[str] = flag(
         [],
-        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or the generated "
-        "task 'embedded' (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where PATH "
-        "is a file, a folder, a pattern such as 'part-*.csv', or an address such as s3://...; a file whose extension "
+        "Datasets (required), separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or the "
+        "generated task 'embedded'. Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where PATH "
+        "is a file, a folder, a pattern such as 'part-*.csv', or a URL such as s3://...; a file whose extension "
         "shows its format needs no prefix. Hub datasets are "
         "hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], or a registered name such as "
         "Dahoas/rm-static.",
@@ -256,7 +256,7 @@ class DataArguments:
         forms = self._asked_forms()
         mistakes.require(
             len(forms) < 2,
-            f"{' and '.join(form.flag for form in forms)} each set a form, but responses have only one; leave one out",
+            f"{' and '.join(form.flag for form in forms)} each set the form of the responses; keep only one of them",
         )
         for form in forms:
             form.check(self, mistakes)

@@ -181,7 +181,7 @@ def test_a_reward_that_does_not_apply_to_a_response(capsys):
     scored = start_scoring(ROWS, rollout(), None, settings(Reward("some", 2.0, some))).scored
     assert scored.scores_B.tolist() == [0.0, 2.0, 0.0, 6.0]
     assert capsys.readouterr().out == (
-        "warning: no reward applies to 2 of 4 responses, which score 0: some returned None, first for row 0 (uid "
+        "warning: no reward applies to 2 of 4 responses, so they score 0: some returned None, first for row 0 (uid "
         f"{ROWS[0].uid})\n"
     )
 

@@ -49,7 +49,9 @@ def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_t
 
 
 def test_a_scale_without_the_reward_model():
-    with pytest.raises(ThreestepError, match="--normalize_reward_scores needs the reward model's scores, but --reward"):
+    with pytest.raises(
+        ThreestepError, match="--normalize_reward_scores needs a reward model, but --reward uses none; remove"
+    ):
         names_of(reward="gsm8k", normalize_reward_scores=True)
 
 

@@ -122,7 +122,7 @@ def test_two_plugins_that_each_ask_for_a_form_of_responses(flags, monkeypatch):
     forms = {name: RowFormEntry("", f"{__name__}:{name}") for name in ("one", "other")}
     monkeypatch.setattr(arguments, "added", lambda table, known: forms)
     monkeypatch.setattr(arguments, "named_object", lambda place: lambda given: Asked(f"--{place.rpartition(':')[2]}"))
-    assert sentences_of(flags()) == ["--one and --other each set a form, but responses have only one; leave one out"]
+    assert sentences_of(flags()) == ["--one and --other each set the form of the responses; keep only one of them"]
     forms.popitem()
     assert sentences_of(flags()) == [] and flags().opened_form("tokens") == "tokens"
     forms.clear()

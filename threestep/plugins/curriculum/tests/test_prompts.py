@@ -268,7 +268,7 @@ def test_a_state_that_json_does_not_keep(state):
 
 def test_a_state_of_another_kind_of_source():
     state = source_of((AtRandom, SureQuestions), rows(7)).state_dict()
-    with pytest.raises(ThreestepError, match="with a dataset and a sampler, but this one uses them in"):
+    with pytest.raises(ThreestepError, match="with a dataset and a sampler, but this run uses them in"):
         PromptSource(rows(7), 5).load_state_dict(state)
     words = "with neither --prompt_sampler nor --prompt_dataset, but this run uses a sampler; give the flags"
     with pytest.raises(ThreestepError, match=words):

@@ -104,7 +104,7 @@ def test_a_teacher_alone_needs_no_reward():
                 "--teacher_model_name_or_path"
             ),
         ),
-        ({**TAUGHT, "kl_coef": 0.1}, "--kl_coef 0.1 in the reward does nothing with"),
+        ({**TAUGHT, "kl_coef": 0.1}, "--kl_coef 0.1 in the reward has no effect with"),
         (
             {**TAUGHT, "mask_truncated_responses": True},
             "--mask_truncated_responses leaves responses out of the loss, but",

@@ -412,10 +412,13 @@ def test_a_policy_without_probabilities_is_said():
         ({"cov_share": 0.1}, "--cov_share 0.1 is for --policy_loss kl_cov or clip_cov, not for ppo; leave it out"),
         ({"sapo_tau_neg": 2.0}, "--sapo_tau_neg 2.0 is for --policy_loss sapo, not for ppo; leave it out"),
         ({"sapo_tau_pos": 0.0, "policy_loss": "sapo"}, "--sapo_tau_pos expects more than 0, got 0.0"),
-        ({"policy_loss": "sapo", "clip_range": 0.2}, "--clip_range 0.2 does nothing with --policy_loss sapo; leave it"),
+        (
+            {"policy_loss": "sapo", "clip_range": 0.2},
+            "--clip_range 0.2 has no effect with --policy_loss sapo; remove it",
+        ),
         (
             {"policy_loss": "geo_mean", "dual_clip": 3.0},
-            "--dual_clip 3.0 does nothing with --policy_loss geo_mean; lea",
+            "--dual_clip 3.0 has no effect with --policy_loss geo_mean; rem",
         ),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_head_that_fails_is_named(llama):
             "--speculate 1 guesses with a .* head, but there is none; give --mtp_num_layers 1 or --speculate_by ngram",
         ),
         ({"speculate": "0", "speculate_by": "ngram"}, "--speculate_by ngram chooses how --speculate guesses, but"),
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --speculate 1; leave that out"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --speculate 1; remove it"),
         ({"rollout_replay": "there"}, "several tokens at once, but --rollout_replay draws nothing; leave one of them"),
         ({"speculate": "-1"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got '-1'"),
         ({"speculate": "often"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got 'often'"),

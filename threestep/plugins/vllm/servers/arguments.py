@@ -38,7 +38,7 @@ class VllmServerArguments:
     )
     rollout_weights_folder: str | None = flag(
         None,
-        "Folder that rollout servers see under the same path, for servers that cannot connect to the training "
+        "Folder that rollout servers see at the same path, for servers that cannot connect to the training "
         "host: weights are written there as a file; default: send them over TCP.",
         "folder",
         may_change=True,
@@ -52,8 +52,8 @@ class VllmServerArguments:
     )
     rollout_lora: str | None = flag(
         None,
-        "When a run trains only adapters, send just these (adapter: servers keep the base weights and add them) "
-        "or all weights merged (merged); default: adapter where possible.",
+        "When a run trains only adapters, send only the adapters (adapter: servers keep the base weights and "
+        "add the adapters) or all weights, merged (merged); default: adapter where possible.",
         "name",
         may_change=True,
     )
@@ -64,7 +64,7 @@ class VllmServerArguments:
         mistakes.require(
             self.rollout_weights_by is None or self.rollout_weights_folder is None,
             f"--rollout_weights_by {self.rollout_weights_by} and --rollout_weights_folder both choose how to send "
-            "weights; leave one of them out",
+            "weights; remove one of them",
         )
         if self.vllm_servers is not None:
             mistakes.note(listed_servers, self.vllm_servers)

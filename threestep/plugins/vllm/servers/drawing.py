@@ -159,8 +159,8 @@ class ServerDrawing:
                 continue  # it answered what was asked
             if version != asked.version:
                 raise ThreestepError(
-                    f"the weights of rollout server {client.address} changed while it was generating; use it for "
-                    "only one run"
+                    f"the weights of rollout server {client.address} changed while it was generating; use each "
+                    "server for only one run"
                 )
 
 

@@ -177,9 +177,9 @@ class VllmServerRollout(RolloutEngine):
         dtype, alone = actor.model.dtype, actor.trains_adapters_alone and self._lora != MERGED
         if self._lora == ADAPTER and not alone:
             raise ThreestepError(
-                f"--rollout_lora {ADAPTER} sends only adapters, but this run does not train adapters on fixed "
+                f"--rollout_lora {ADAPTER} sends only adapters, but this run does not train adapters on frozen "
                 "weights (LoRA without --use_dora, --only_optimize_lora false, --load_in_4bit, --load_in_8bit and "
-                f"--rollouts_ahead); give --rollout_lora {MERGED}, or leave it out"
+                f"--rollouts_ahead); pass --rollout_lora {MERGED}, or remove the flag"
             )
 
         def take(parts: Any) -> None:

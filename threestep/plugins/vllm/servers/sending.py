@@ -234,7 +234,7 @@ def _by_file(receivers: Sequence[_Receiver], frames: Iterable[Frame], path: Path
         except OSError as problem:
             raise ThreestepError(
                 f"--rollout_weights_folder {path.parent} needs a writable folder with room for the weights, got "
-                f"{problem.strerror}; create it or free space, or leave --rollout_weights_folder out"
+                f"{problem.strerror}; create it or free space, or remove --rollout_weights_folder"
             ) from problem
         finally:
             path.unlink(missing_ok=True)

@@ -90,7 +90,7 @@ def test_names_stand_for_engines_and_what_they_do_by_default():
         ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate, got 2; "),
         (
             {"speculate": "1"},
-            "--vllm_speculate 2 works only with --rollout_engine vllm, and --speculate 1 only with hf; leave one of",
+            "--vllm_speculate 2 works only with --rollout_engine vllm, but --speculate 1 works only with hf; remove",
         ),
         (
             {"rollout_replay": "there"},
@@ -122,7 +122,7 @@ def test_an_unknown_engine_is_the_only_mistake(monkeypatch):
     ("given", "sentence"),
     [
         ({"parallel_thinking": True}, "--rollout_engine vllm does not support --parallel_thinking; leave that"),
-        ({"speculate": "1", "mtp_num_layers": 1}, "--rollout_engine vllm does not support --speculate 1; leave"),
+        ({"speculate": "1", "mtp_num_layers": 1}, "--rollout_engine vllm does not support --speculate 1; remove"),
         ({"rollouts_ahead": 1}, "--rollout_engine vllm does not support --rollouts_ahead 1; leave that out, or use"),
         ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server needs --vllm_servers http://HOST:PORT"),
     ],
@@ -193,8 +193,8 @@ def test_settings_that_it_refuses_and_memory_that_it_frees():
     assert VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), Drawing()) == []
     (refusal,) = VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), turns)
     assert (
-        "--vllm_tensor_parallel_size 2 makes ranks generate together; set it to 1, or leave --environment and --tools "
-        "out" in refusal
+        "--vllm_tensor_parallel_size 2 makes ranks generate together; set it to 1, or remove --environment and "
+        "--tools" in refusal
     )
     (refusal,) = VllmRollout.refusals(settings(beside_training=False, processes=3), Drawing())
     assert refusal.startswith(

@@ -94,13 +94,13 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     except TemplateRefused as refused:
         if end_token is None:
             raise ThreestepError(
-                "the chat template refuses alternating user and assistant messages, so the token that ends a turn "
-                f"cannot be derived from it ({refused}); name that token with --end_of_conversation_token"
+                "the chat template rejects alternating user and assistant messages, so the token that ends a turn "
+                f"cannot be derived from it ({refused}); set that token with --end_of_conversation_token"
             ) from refused
         return TemplateHabits(special, (end_token,))
     if [whole.count(letter) for letter in (a, b, c, d)] != [1, 1, 1, 1]:
         raise ThreestepError(
-            "the chat template does not write each user and assistant message exactly once, so it cannot be used for "
+            "the chat template does not render each user and assistant message exactly once, so it cannot be used for "
             "training; use another one (--chat_template FILE), or --prompt_style human_assistant"
         )
     before_b, before_d = _between(whole, a, b), _between(whole, c, d)
@@ -198,15 +198,15 @@ def _with_ends(
         ends = dict.fromkeys([*([end_token] if end_token else []), *([follows.group()] if follows else [])])
         if not ends:
             raise _NoEnd(
-                f"the chat template writes {after_d!r} after the assistant's last text, but no special token that "
+                f"the chat template adds {after_d!r} after the assistant's last text, but no special token that "
                 "ends the turn, so a model would never learn to stop; name the token to add to the last turn with "
                 "--end_of_conversation_token, or change the template (--chat_template FILE)"
             )
         return replace(habits, ends=tuple(ends), is_open=True)
     if end_token is not None:
         raise ThreestepError(
-            f"--end_of_conversation_token: the chat template writes {after_d!r} after the assistant's last text, "
-            f"not '{end_token}'; leave the flag out, or change the template"
+            f"--end_of_conversation_token: the chat template adds {after_d!r} after the assistant's last text, "
+            f"not '{end_token}'; remove the flag, or change the template"
         )
     # Cohere's answers end with <|END_RESPONSE|><|END_OF_TURN_TOKEN|>, of which the second, its eos, is the stop.
     both = habits.special.findall(commonprefix([after_b, after_d])) if habits.special else []

@@ -153,8 +153,8 @@ class ChatTemplate:
         (text,), found = rendered
         if len(text) > MOST_CHARACTERS:
             raise ThreestepError(
-                f"the chat template writes {len(text):,} characters for {conversation}, more than {MOST_CHARACTERS:,}; "
-                "fix its loops, or use another one with --chat_template"
+                f"the chat template produces {len(text):,} characters for {conversation}, more than "
+                f"{MOST_CHARACTERS:,}; fix its loops, or use another one with --chat_template"
             )
         return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
 
@@ -233,7 +233,7 @@ def check_first_renderings(render: Callable[[], None]) -> None:
     if code == _OUT_OF_MEMORY:
         raise ThreestepError(_refused(f"takes more than {MOST_BYTES >> 20} MiB of memory"))
     if code == _TOO_LONG:
-        raise ThreestepError(_refused(f"writes more than {MOST_CHARACTERS:,} characters"))
+        raise ThreestepError(_refused(f"produces more than {MOST_CHARACTERS:,} characters"))
     if code < 0:
         raise ThreestepError(_refused(f"takes more than {TRIAL_SECONDS} seconds"))
 

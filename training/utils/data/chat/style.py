@@ -153,7 +153,7 @@ def _chosen(chat: ChatArguments, saved: SavedStyle | None, tokenizer: Any) -> tu
     if chat.template_flags:
         raise ThreestepError(
             f"{' and '.join(chat.template_flags)}: the tokenizer of '{tokenizer.name_or_path}' has no chat template; "
-            "pass one with --chat_template FILE, or leave this out"
+            f"pass one with --chat_template FILE, or remove {' and '.join(chat.template_flags)}"
         )
     return HUMAN_ASSISTANT, "the tokenizer has no chat template"
 
@@ -212,7 +212,7 @@ def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
     if unknown := sorted(set(chat.template_kwargs) - known):
         raise ThreestepError(
             f"--chat_template_kwargs: the chat template of {chat.chat_template or named_tokenizer(tokenizer)} does not "
-            f"read {', '.join(map(repr, unknown))}; correct the name, or leave it out"
+            f"use {', '.join(map(repr, unknown))}; correct the name, or remove it"
         )
 
 

@@ -106,7 +106,7 @@ def _check_found(files: Sequence[str], endings: Sequence[str], folder: str, *, f
     if not files:
         suffixes = [ending for ending in endings if not ending.endswith(COMPRESSED)]
         but = f", except {len(passed.hidden)} hidden; name their folder to read them" if passed.hidden else ""
-        raise ThreestepError(f"--{flag}: the folder '{folder}' holds no file that ends in {' or '.join(suffixes)}{but}")
+        raise ThreestepError(f"--{flag}: the folder '{folder}' contains no file ending in {' or '.join(suffixes)}{but}")
 
 
 def folder_of(address: str) -> str | None:
@@ -229,6 +229,6 @@ def check_versions(folder: str, flag: str) -> None:
     snapshots = os.path.join(folder, "snapshots")  # of huggingface_hub's cache
     if os.path.isdir(os.path.join(folder, "blobs")) and os.path.isdir(snapshots) and len(os.listdir(snapshots)) > 1:
         raise ThreestepError(
-            f"--{flag}: the folder '{folder}' holds {len(os.listdir(snapshots))} versions of a dataset; name one, as "
-            f"in '{os.path.join(snapshots, sorted(os.listdir(snapshots))[0])}'"
+            f"--{flag}: the folder '{folder}' holds {len(os.listdir(snapshots))} versions of a dataset; pass one, "
+            f"such as '{os.path.join(snapshots, sorted(os.listdir(snapshots))[0])}'"
         )

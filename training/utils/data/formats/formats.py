@@ -295,7 +295,7 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
     raise ThreestepError(
         f"{begin}no format{nearest_format(kinds, needs)}; expected the columns of one of these: {known}; or name your "
         "own columns: questions and answers with --data_format question_answer --prompt_column Q --chosen_column A, "
-        "texts to use as stored with --prompt_column, --chosen_column and --rejected_column, other data with "
+        "text to use as stored with --prompt_column, --chosen_column and --rejected_column, other data with "
         "--messages_column or --text_column"
     )
 
@@ -309,7 +309,7 @@ def _format_of_flags(kinds: Kinds, columns: FileColumns, where: str) -> tuple[st
             continue
         if foreign := [other for other in named if other != role and other not in others]:
             raise ThreestepError(
-                f"{where}: --{role}_column and --{foreign[0]}_column belong to different formats; leave one out"
+                f"{where}: --{role}_column and --{foreign[0]}_column belong to different formats; remove one"
             )
         roles = FORMATS[name].match(kinds, columns)
         if roles is None:

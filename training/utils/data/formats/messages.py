@@ -394,7 +394,7 @@ def stored_prompt(messages: Sequence[Message], where: str) -> str:
     if messages and messages[0]["role"] == "system":
         raise ThreestepError(
             f"{where}: expected no system prompt, because the model was trained on prompts as stored (as_stored), but "
-            "got one; put it into the question"
+            "got one; move it into the question"
         )
     return _content(messages[-1], where) if messages else ""
 
@@ -485,7 +485,7 @@ def _weight(message: Message, where: str) -> bool | None:
         if key not in SPELLINGS:
             raise BadConversation(
                 f"{where}: the key '{key}' looks like a loss weight but is not read; expected one of "
-                f"{', '.join(SPELLINGS)} with 0 or 1, got {value!r:.60}; rename it, or leave it out"
+                f"{', '.join(SPELLINGS)} with 0 or 1, got {value!r:.60}; rename or remove it"
             )
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             raise BadConversation(
@@ -494,7 +494,7 @@ def _weight(message: Message, where: str) -> bool | None:
             )
         weights[key] = bool(value)
     if len(set(weights.values())) > 1:
-        raise BadConversation(f"{where}: {' and '.join(f'{key!r}' for key in weights)} differ; leave one of them out")
+        raise BadConversation(f"{where}: {' and '.join(f'{key!r}' for key in weights)} differ; remove one of them")
     return next(iter(weights.values()), None)
 
 
@@ -504,8 +504,7 @@ def check_weights(messages: Sequence[Message], weights: Sequence[bool | None], l
         named = f"{where}, message {number} ({message.get('role')})"
         if weight is False and loss_on == "conversation":
             raise BadConversation(
-                f"{named}: its weight is 0, but --loss_on conversation puts loss on every message; leave one of them "
-                "out"
+                f"{named}: its weight is 0, but --loss_on conversation puts loss on every message; remove one of them"
             )
         if weight and loss_on != "conversation" and message.get("role") != "assistant":
             raise BadConversation(

@@ -155,5 +155,5 @@ def test_turns_and_system_prompts_of_prompts_as_stored(flags):
         user("2 ="),
     ]
     assert maker.make(talk, None, 0).prompt_text == "2 ="
-    with pytest.raises(ThreestepError, match="expected no system prompt, .* got one; put it into the question"):
+    with pytest.raises(ThreestepError, match="expected no system prompt, .* got one; move it into the question"):
         maker.make([{"role": "system", "content": "Be brief."}, *talk], None, 0)

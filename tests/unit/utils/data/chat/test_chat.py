@@ -360,11 +360,11 @@ ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     [
         (None, {}, "no chat template.*--chat_template FILE"),
         ("{% for message in messages %}", {}, "not valid Jinja: line 1: .*endfor"),
-        (ENDLESS, {}, r"writes '\\n' after the assistant's last text.*never learn to stop"),
+        (ENDLESS, {}, r"adds '\\n' after the assistant's last text.*never learn to stop"),
         (chat_template("chatml"), {"end_of_conversation_token": "<|endoftext|>"},
-         r"writes '<\|im_end\|>\\n' after .*, not '<\|endoftext\|>'"),
-        ("{{ messages[-1].content }}<|im_end|>", {}, "does not write each user and assistant message"),
-        ("{{ raise_exception('tools first') }}", {}, "refuses alternating user and assistant mess.*--end_of_conv"),
+         r"adds '<\|im_end\|>\\n' after .*, not '<\|endoftext\|>'"),
+        ("{{ messages[-1].content }}<|im_end|>", {}, "does not render each user and assistant message"),
+        ("{{ raise_exception('tools first') }}", {}, "rejects alternating user and assistant mess.*--end_of_conv"),
     ],
 )  # fmt: skip
 def test_templates_that_cannot_be_trained_on(template, flags, said):

@@ -127,7 +127,7 @@ def little(monkeypatch):
         ("{{ 'a' * 10**12 }}", "takes more than 256 MiB of memory"),
         ("{{ messages[0].content * 100000000 }}", "takes more than 256 MiB of memory"),
         (GOOD + "{{ '%1000000000d' % 1 }}", "takes more than 256 MiB of memory"),
-        (GOOD + "{{ 'a' * 2**20 }}", "writes more than 1,048,576 characters"),
+        (GOOD + "{{ 'a' * 2**20 }}", "produces more than 1,048,576 characters"),
         ("{% if tools %}" + LOOPS + "{% endif %}", "takes more than 1 seconds"),
         ("{% if add_generation_prompt %}" + LOOPS + "{% endif %}", "takes more than 1 seconds"),
         ("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}" + "{% for a in range(90000) %}{{ messages|tojson }}" * 3

@@ -63,7 +63,7 @@ def test_the_template_where_the_tokenizer_has_one(tmp_path):
             "chatml",
             "enable_thinkin",
             "auto",
-            "the tokenizer does not read 'enable_thinkin'; correct the name, or leave it",
+            "the tokenizer does not use 'enable_thinkin'; correct the name, or remove it",
         ),
     ],
 )

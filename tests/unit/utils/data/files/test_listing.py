@@ -57,7 +57,7 @@ def test_a_hidden_folder_that_is_named_is_read(here, folder):
     assert found(f"data/{folder}") == ([f"data/{folder}/rows.jsonl"], [])
     assert found(f"data/{folder}/*.jsonl") == ([f"data/{folder}/rows.jsonl"], [])
     with pytest.raises(
-        ThreestepError, match="the folder 'data' holds no file that ends in .jsonl, except 1 hidden; name"
+        ThreestepError, match="the folder 'data' contains no file ending in .jsonl, except 1 hidden; name"
     ):
         found("data")
 
@@ -112,7 +112,7 @@ def test_a_snapshot_of_the_hubs_cache(here):
         (cache / "snapshots" / commit / "test.jsonl").symlink_to("../../blobs/3")
     files = [f"datasets--a--b/snapshots/c2/{name}.jsonl" for name in ("test", "train")]
     assert found("datasets--a--b/snapshots/c2") == (files, [])
-    with pytest.raises(ThreestepError, match="holds 2 versions of a dataset; name one, as in '.*snapshots/c1'"):
+    with pytest.raises(ThreestepError, match="holds 2 versions of a dataset; pass one, such as '.*snapshots/c1'"):
         found("datasets--a--b")
 
 
@@ -126,7 +126,7 @@ def test_what_is_refused_and_a_pipe_that_is_passed_over(here):
     (here / "data" / "gone.jsonl").symlink_to("nowhere")
     with pytest.raises(ThreestepError, match="'data/gone.jsonl' is a link to '.*nowhere', which does not exist; fetch"):
         found("data")
-    with pytest.raises(ThreestepError, match="jsonl_flag: the folder '.*' holds no file that ends in .csv or .tsv"):
+    with pytest.raises(ThreestepError, match="jsonl_flag: the folder '.*' contains no file ending in .csv or .tsv"):
         find_files(str(here / "data"), [".csv", ".tsv"], "jsonl_flag")
 
 
@@ -215,7 +215,7 @@ def test_remote_addresses(memory):
     [
         ("memory://bucket/none.csv", "data_path: 'memory://bucket/none.csv' matches no file"),
         ("memory://bucket/*.parquet", "matches no file"),
-        ("memory://bucket", "the folder 'memory://bucket' holds no file that ends in .parquet"),
+        ("memory://bucket", "the folder 'memory://bucket' contains no file ending in .parquet"),
         ("teleport://bucket/a", "'teleport://bucket/a' could not be read: ValueError: Protocol not known"),
         ("s3://b/a.csv", "'s3://b/a.csv' could not be read: ImportError"),
     ],

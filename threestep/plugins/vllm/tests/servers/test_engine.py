@@ -336,7 +336,7 @@ def test_flags_and_no_servers():
     VllmServerArguments("a:1").validate(mistakes)
     assert [sentence.partition(",")[0] for sentence in mistakes.sentences] == [
         "--rollout_lora expects one of adapter",
-        "--rollout_weights_by tcp and --rollout_weights_folder both choose how to send weights; leave one of them out",
+        "--rollout_weights_by tcp and --rollout_weights_folder both choose how to send weights; remove one of them",
         "--vllm_servers a:1 expects http://HOST:PORT for each server",
     ]
 

@@ -100,7 +100,7 @@ def test_the_check_before_training_passes_and_sees_other_weights(pair):
     tower = next(weight for weight in family.tower.parameters() if weight.dim() > 1)
     before = tower.detach().clone()
     tower.data.neg_()
-    said = f"vLLM does not read images as {type(family.model).__name__} does: its log-probabilities differ by "
+    said = f"vLLM does not process images as {type(family.model).__name__} does: its log-probabilities differ by "
     with pytest.raises(ThreestepError, match=said):
         engine.check(nullcontext(family.model), own)
     tower.data.copy_(before)
@@ -111,7 +111,9 @@ def test_the_check_before_training_passes_and_sees_other_weights(pair):
 def test_what_vllm_computes_otherwise_is_refused_before_training(name):
     family = single(name)
     own = read_own_forward(family.model, 0, row_images(family))
-    with pytest.raises(ThreestepError, match=f"^vLLM does not read images as {OTHERWISE[name]}.*use --rollout_engine"):
+    with pytest.raises(
+        ThreestepError, match=f"^vLLM does not process images as {OTHERWISE[name]}.*use --rollout_engine"
+    ):
         started().check(nullcontext(family.model), own)
 
 
@@ -187,6 +189,6 @@ def test_other_tokens_than_the_prompts_are_told(alike, monkeypatch):
     with pytest.raises(ThreestepError) as told:
         engine.roll_out(family.model, request_with(family, 3))
     assert str(told.value) == (
-        "vLLM read 37 tokens for a prompt of 36 tokens: it encodes images otherwise than the model is trained on "
-        "them; use --rollout_engine hf"
+        "vLLM encoded a prompt of 36 tokens as 37: it processes images differently from training; "
+        "use --rollout_engine hf"
     )
