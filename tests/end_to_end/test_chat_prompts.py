@@ -87,7 +87,7 @@ def test_the_style_goes_from_step_to_step_with_the_model(chain):
             stops = GenerationConfig.from_pretrained(folder / "model").eos_token_id
             assert tokenizer.convert_ids_to_tokens(stops) == ["<|im_end|>", "<|endoftext|>"]
     assert saved_style(AutoTokenizer.from_pretrained(chain.folders[3] / "critic")) == SavedStyle("chat_template")
-    assert "was trained with another prompt style" not in chain.ran[3].stdout
+    assert "was trained with a different prompt style" not in chain.ran[3].stdout
 
 
 def test_what_a_row_carries_arrives_in_the_samples(chain):

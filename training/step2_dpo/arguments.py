@@ -162,6 +162,6 @@ def check_reference(flags: OneModelFlags) -> None:
     if flags.of_step.reference == "adapter_off" and not flags.start.is_own_reference:
         ways = " or ".join(advice("own_reference")) or "a plugin that adds adapters"
         raise ThreestepError(
-            f"--reference adapter_off needs {ways}: a model can be its own reference only if nothing but its "
-            "adapters trains; use --reference cached"
+            f"--reference adapter_off needs {ways}: a model can be its own reference only if its adapters "
+            "alone are trained; use --reference cached"
         )

@@ -31,7 +31,7 @@ class RewardModelArguments:
     new_head: bool = flag(
         False,
         "Replace the head of a reward model if it is not named score.weight, and train the new one. A language model "
-        "gets a new head without this flag.",
+        "gets a new head even without this flag.",
         topic="model",
     )
     loss_from: str = flag(

@@ -130,7 +130,9 @@ def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
     ranks = SimpleNamespace(is_main=True)
     assert share_style(tokenizers, ChatArguments(), ranks) == "chat_template"
     others = capsys.readouterr().out.splitlines()
-    assert len(others) == warns and all("was trained with another prompt style (human_assistant)" in o for o in others)
+    assert len(others) == warns and all(
+        "was trained with a different prompt style (human_assistant)" in o for o in others
+    )
     assert saved_style(tokenizers.critic) == SavedStyle("chat_template")  # what it learns in this run
 
 
@@ -324,7 +326,7 @@ def test_many_cut_responses_are_said_once_with_their_share(capsys):
         reports.warn_of_cut({"rollout/ended_share": 1 - cut_share}, iteration)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(
-        "warning: 25% of the responses of rollout 2 were cut off at --max_answer_seq_len 4 tokens before"
+        "warning: 25% of the responses in rollout 2 were cut off at --max_answer_seq_len 4 tokens before"
     )
     made_reports().warn_of_cut({"rollout/ended_share": 0.5, "conversation/turns": 2.0}, 1)
     assert "were cut off at a conversation limit (conversation/cut_by_... in metrics.jsonl shows which) before" in (

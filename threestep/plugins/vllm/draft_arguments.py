@@ -17,7 +17,7 @@ class VllmDraftArguments:
     vllm_speculate: int = flag(
         0,
         "With --mtp_num_layers and --rollout_engine vllm: number of tokens that vLLM drafts with the MTP head, "
-        "which is sent with the weights. Greedy responses do not change, and sampled ones keep their "
-        "distribution. 0: no drafts.",
+        "which is sent to vLLM along with the weights. Greedy responses do not change, and sampled ones keep their "
+        "distribution. 0 disables drafting.",
         "0 <= tokens <= 8",
     )

@@ -229,7 +229,7 @@ class VllmRollout(RolloutEngine):
         longest = max(len(request.prompt_ids) for request in requests)
         if longest + most > self.longest_tokens:
             raise ThreestepError(
-                f"vLLM was started for sequences of {self.longest_tokens} tokens (--max_prompt_seq_len and "
+                f"vLLM was started for sequences of up to {self.longest_tokens} tokens (--max_prompt_seq_len and "
                 f"--max_answer_seq_len), but a prompt of {longest} tokens leaves no room for a response of {most}; "
                 "raise these limits, or shorten the prompt"
             )

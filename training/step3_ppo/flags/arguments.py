@@ -121,7 +121,7 @@ class PpoArguments:
     )
     report_mfu: bool = flag_of(
         EngineArguments,
-        "Report train/mfu, the share of this machine's measured matmul rate that updates reach.",
+        "Report train/mfu, the share of this machine's measured matmul rate that updates achieve.",
     )
     per_device_eval_batch_size: int = flag_of(
         EngineArguments, "Prompts per evaluation rollout on each rank.", default=64, takes="prompts >= 1"
@@ -338,7 +338,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         mistakes.require(
             not (self.kl_estimator or "").endswith("+") or self.kl_in == "loss",
             f"--kl_estimator {self.kl_estimator} is {(self.kl_estimator or '')[:-1]} with the gradient of k2, but "
-            f"--kl_in reward has no gradient; use {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
+            f"the KL in the reward has no gradient; use {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
         )
         mistakes.require(
             self.kl_control == "fixed" or self.kl_coef > 0,

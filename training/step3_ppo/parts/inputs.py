@@ -73,8 +73,8 @@ def share_style(tokenizers: Tokenizers, chat: ChatArguments, ranks: Ranks) -> st
         read = saved_style(tokenizers.critic)
         if read is not None and read != style:
             log(
-                f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained with another prompt style "
-                f"({read}); train step 2 with the actor's style, or use the reward model's flags here",
+                f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained with a different prompt "
+                f"style ({read}); train step 2 with the actor's style, or use the reward model's flags here",
                 ranks.is_main,
             )
         if chat.chat_template is not None:

@@ -83,7 +83,7 @@ class Reports:
         if "conversation/turns" in figures:
             limit = "a conversation limit (conversation/cut_by_... in metrics.jsonl shows which)"
         log(
-            f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut off at {limit} before they "
+            f"warning: {cut_share:.0%} of the responses in rollout {iteration:,} were cut off at {limit} before they "
             "ended; rollout/ended_share in metrics.jsonl tracks this (raise the limit, or see --missing_eos_penalty "
             "and --mask_truncated_responses)",
             self._roles.actor.ranks.is_main,

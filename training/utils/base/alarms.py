@@ -86,7 +86,7 @@ def _note(noted: AlarmsNoted | None) -> None:
         note(
             "warning: a time limit that uses signals (signal.signal) was refused in the thread "
             f"'{threading.current_thread().name}', which a function started: signals work only in the main thread, and "
-            "without them Math-Verify accepts no answer; use processes, or turn the limit off"
+            "without them Math-Verify accepts no answer; use processes, or disable the limit"
         )
 
 

@@ -62,8 +62,8 @@ def check_address(given: str, flag: str) -> None:
     if given.startswith(GIVEN):
         if given not in (_given.get() or {}):
             raise ThreestepError(
-                f"{flag}: '{given}' was a function of the Python program that started the run; start it from there "
-                "again, or use FILE.py:NAME"
+                f"{flag}: '{given}' was a function of the Python program that started the run; start the run from "
+                "there again, or use FILE.py:NAME"
             )
         return
     path, _, name = given.rpartition(":")

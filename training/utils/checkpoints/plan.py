@@ -153,7 +153,7 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
         )
     problem = damage(path) if path.is_dir() else "there is no such folder"
     if problem is not None:
-        raise ThreestepError(f"--resume {path}: {problem}; --resume without a path uses the latest undamaged one")
+        raise ThreestepError(f"--resume {path}: {problem}; --resume alone uses the latest undamaged checkpoint")
     return folder.path / path.resolve().name
 
 

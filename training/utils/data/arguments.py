@@ -174,7 +174,7 @@ class SplitArguments:
     data_split: str = flag(
         AUTO,
         "Shares of the rows for steps 1, 2 and 3, such as 2,4,4; with auto, a step that runs alone "
-        "gets all rows. The weights divide each dataset's training rows among SFT, the reward model (or DPO) and PPO. "
+        "gets all rows. The shares divide each dataset's training rows among SFT, the reward model (or DPO) and PPO. "
         f"Use the same value and the same seed in all steps. `threestep all` defaults to {SHARED_SPLIT}.",
         "a,b,c",
     )

@@ -121,7 +121,7 @@ def test_mistakes(given, words):
         ),
         (
             {"kl_estimator": "k3+"},
-            "--kl_estimator k3+ is k3 with the gradient of k2, but --kl_in reward has no gradient",
+            "--kl_estimator k3+ is k3 with the gradient of k2, but the KL in the reward has no gradient",
         ),
         (
             {"norm_adv_over": "batch"},

@@ -123,7 +123,7 @@ def reading(name: str) -> Iterator[None]:
         if error.encoding == "utf-8":
             raise
         raise ThreestepError(
-            f"'{name}' begins like {error.encoding} but cannot be decoded: {error.reason}; save it as UTF-8"
+            f"'{name}' looks like {error.encoding} but cannot be decoded: {error.reason}; save it as UTF-8"
         ) from error
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]

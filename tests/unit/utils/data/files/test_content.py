@@ -106,7 +106,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
         (
             "jsonl",
             LINE.encode("utf-16") + b"\x00\xd8a\x00",
-            "begins like utf-16-le but cannot be decoded: illegal UTF-16",
+            "looks like utf-16-le but cannot be decoded: illegal UTF-16",
         ),
     ],
     # An archive holds the time at which it is made, and ids of tests must be the same in every process.
