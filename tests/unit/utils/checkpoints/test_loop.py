@@ -110,7 +110,7 @@ def test_one_by_its_path(tmp_path):
     assert plan(tmp_path).resume_from == tmp_path / "checkpoints/step_000001"  # the run is that line now
     with pytest.raises(ThreestepError, match="expects a checkpoint in .* only from the run's own folder.* got /x"):
         plan(tmp_path, "/x/step_000001")
-    with pytest.raises(ThreestepError, match="step_000009: there is no such folder; --resume without a path uses"):
+    with pytest.raises(ThreestepError, match="step_000009: there is no such folder; --resume alone uses the latest"):
         plan(tmp_path, str(tmp_path / "checkpoints/step_000009"))
 
 
