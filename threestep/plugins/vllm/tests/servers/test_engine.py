@@ -320,7 +320,7 @@ def test_what_cannot_be_asked(servers):
     engine = engine_of(servers)
     engine._lora = "adapter"
     with pytest.raises(
-        ThreestepError, match="--rollout_lora adapter sends only adapters.*; give --rollout_lora merged, or"
+        ThreestepError, match="--rollout_lora adapter sends only adapters.*; pass --rollout_lora merged, or"
     ):
         drawn(engine, Lent())
 

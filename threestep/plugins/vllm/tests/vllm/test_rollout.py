@@ -198,7 +198,7 @@ def test_weights_that_did_not_arrive_are_found_out(llama, monkeypatch):
     with pytest.raises(ThreestepError) as told:
         draw(engine, model, PLAIN)
     assert str(told.value) == (
-        "vLLM's weights differ from those it was sent, in layer 1: it reads checkpoints of this architecture "
+        "vLLM's weights differ from those it was sent, in layer 1: it loads checkpoints of this architecture "
         "differently from how transformers stores them; use --rollout_engine hf"
     )
 
@@ -208,8 +208,8 @@ def test_a_prompt_that_is_too_long_is_told(llama):
     with pytest.raises(ThreestepError) as told:
         draw(engine, model, replace(PLAIN, max_new_tokens=60))
     assert str(told.value) == (
-        "vLLM was started for sequences of 64 tokens (--max_prompt_seq_len and --max_answer_seq_len), but a prompt of "
-        "11 tokens leaves no room for a response of 60; raise these limits, or shorten the prompt"
+        "vLLM was started for sequences of up to 64 tokens (--max_prompt_seq_len and --max_answer_seq_len), but a "
+        "prompt of 11 tokens leaves no room for a response of 60; raise these limits, or shorten the prompt"
     )
 
 
