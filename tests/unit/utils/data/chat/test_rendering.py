@@ -187,5 +187,5 @@ def test_a_template_that_calls_itself_for_ever_is_a_refusal(little, monkeypatch)
 def test_a_row_for_which_it_writes_too_much_is_a_sentence(little, monkeypatch):
     template = ChatTemplate(GOOD, {})
     monkeypatch.setattr(rendering, "MOST_CHARACTERS", 100)
-    with pytest.raises(ThreestepError, match="writes 207 characters for a conversation of 1 messages, more than 100"):
+    with pytest.raises(ThreestepError, match="produces 207 characters for a conversation of 1 messages, more than 100"):
         template.render([{"role": "user", "content": "a" * 200}])
