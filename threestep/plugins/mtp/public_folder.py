@@ -58,9 +58,9 @@ class PublicHead:
     def _models_norm(self) -> torch.Tensor:
         if _MODELS_NORM not in self.tensors:
             raise ThreestepError(
-                f"'{self.folder}: {self.names}': heads of {self.form.families} read the model's hidden states "
-                f"before its final norm, which needs {_MODELS_NORM} in the same files, but it is missing; give "
-                "this model's complete checkpoint"
+                f"'{self.folder}: {self.names}': heads of {self.form.families} use the model's hidden states from "
+                f"before its final norm, which requires {_MODELS_NORM} in the same files, but it is missing; pass the "
+                "model's complete checkpoint"
             )
         return self._tensors([_MODELS_NORM])[_MODELS_NORM]
 

@@ -34,8 +34,8 @@ def check_mtp(mistakes: Mistakes, settings: MtpSettings) -> None:
     """Note what is set of a head that is not there."""
     mistakes.require(
         settings.layers > 0 or settings.loss_coef == MtpSettings.loss_coef,
-        f"--mtp_loss_coef {settings.loss_coef:g} weights the loss of a head, but there is no head; add "
-        "--mtp_num_layers 1, or leave --mtp_loss_coef out",
+        f"--mtp_loss_coef {settings.loss_coef:g} sets the weight of a head's loss, but there is no head; add "
+        "--mtp_num_layers 1, or remove --mtp_loss_coef",
     )
     mistakes.require(
         settings.layers > 0 or settings.final_norm,

@@ -72,7 +72,9 @@ def parse_settings(name: str) -> NeedleSettings:
         setting, _, value = each.partition("=")
         if setting not in known:
             near = nearest_names(setting, known)
-            mistakes.add(f"--data_path '{name}': expected {', '.join(known)} after the name, got '{setting}'{near}")
+            mistakes.add(
+                f"--data_path '{name}': expected only {', '.join(known)} after the name, got '{setting}'{near}"
+            )
         elif not re.fullmatch("[1-9][0-9]*", value) or (setting == "facts" and int(value) > len(WORDS)):
             most = f"1 to {len(WORDS)}" if setting == "facts" else "1 or more"
             mistakes.add(f"--data_path '{name}': {setting} expects {most}, got '{value}'")

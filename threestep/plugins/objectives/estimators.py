@@ -16,8 +16,8 @@ class TokenBaselineArguments:
 
     otb_zero_tail: bool = flag(
         True,
-        "optimal_token_baseline: use a baseline of 0 for the tokens where only the longest response of a group "
-        "remains; false uses that response's own return, so these tokens teach nothing.",
+        "optimal_token_baseline: use a baseline of 0 for the tokens at positions that only a group's longest "
+        "response reaches; false uses that response's own return, so these tokens contribute no gradient.",
         topic="advantage",
     )
 

@@ -18,7 +18,7 @@ class SimpoArguments(PairLossArguments):
     """Flags of `simpo`."""
 
     simpo_gamma: float = flag(
-        0.5, "'simpo' only: target margin for beta times the difference of log-probabilities.", "nats >= 0"
+        0.5, "'simpo' only: target margin for beta times the difference in log-probabilities.", "nats >= 0"
     )
 
 

@@ -79,8 +79,8 @@ def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
     name = engine.settings.optimizer
     if name != ADAMW:
         raise ThreestepError(
-            f"--resume: {source} holds the state of --optimizer {name}, which can only resume with the number of "
-            "ranks and the ZeRO stage that wrote it; resume with those"
+            f"--resume: {source} holds the state of --optimizer {name}, which can only resume with the checkpoint's "
+            "own number of ranks and ZeRO stage; use those"
         )
     try:
         target.mkdir(parents=True)
@@ -93,15 +93,14 @@ def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
         _write_common(source, target, engine)
     except OSError as problem:
         raise ThreestepError(
-            f"--resume: cannot convert {source} for another number of ranks or ZeRO stage into {target}: "
-            f"{problem.filename or 'the disk'}: {problem.strerror}; free disk space, or resume with the number of "
-            "ranks and the ZeRO stage that wrote the checkpoint"
+            f"--resume: cannot convert {source} into {target} for another number of ranks or ZeRO stage: "
+            f"{problem.filename or 'the disk'}: {problem.strerror}; free disk space, or resume with the checkpoint's "
+            "own number of ranks and ZeRO stage"
         ) from problem
     except (KeyError, IndexError, RuntimeError, AssertionError, ValueError, NotImplementedError) as problem:
         raise ThreestepError(
             f"--resume: cannot convert DeepSpeed's files in {source} for another number of ranks or ZeRO stage "
-            f"({type(problem).__name__}: {problem}); resume with the number of ranks and the ZeRO stage that wrote "
-            "the checkpoint"
+            f"({type(problem).__name__}: {problem}); resume with the checkpoint's own number of ranks and ZeRO stage"
         ) from problem
 
 

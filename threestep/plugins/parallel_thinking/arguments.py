@@ -25,12 +25,12 @@ class ParallelTagArguments:
     parallel_thinking: bool = flag(
         False,
         "Train and generate responses with blocks of parallel paths that cannot see each other "
-        "(docs/reference/layout.md): steps 1 and 2 lay them out, step 3 also generates them.",
+        "(docs/reference/layout.md): steps 1 and 2 only train on them; step 3 also generates them.",
     )
     parallel_tags: list[str] = flag(
         list(PARALLEL_TAGS),
-        "Four tags, each a single token: block opens, path opens, path closes, block closes. Missing ones are "
-        "added to the tokenizer and the model. The default is Parallel-R1's.",
+        "Four tags, each a single token, to open a block, open a path, close a path and close a block, in that "
+        "order. Missing ones are added to the tokenizer and the model. The default is Parallel-R1's.",
         "tag",
     )
 
@@ -41,8 +41,8 @@ class ParallelTagArguments:
         tags = self.parallel_tags
         mistakes.require(
             len(tags) == len(set(tags)) == 4 and all(tag and not tag.isspace() for tag in tags),
-            "--parallel_tags expects four different tags (block opens, path opens, path closes, block closes), "
-            f"got {len(tags)}: {' '.join(tags)}",
+            "--parallel_tags expects four different tags (to open a block, open a path, close a path and close a "
+            f"block), got {len(tags)}: {' '.join(tags)}",
         )
 
 
@@ -65,8 +65,8 @@ class PathFlags:
             value = getattr(self, name)
             mistakes.require(
                 self.parallel_thinking or value is None,
-                f"--{name} {value} applies to the paths of --parallel_thinking, which is not given; add it, or "
-                f"leave --{name} out",
+                f"--{name} {value} applies to the paths of --parallel_thinking, which is off; add "
+                f"--parallel_thinking, or remove --{name}",
             )
 
 
@@ -126,12 +126,12 @@ class ParallelChatArguments(PathFlags, ParallelTagArguments):
 
     parallel_thinking: bool = flag_of(
         ParallelTagArguments,
-        "Generate the paths of each block side by side, as step 3 does with this flag; needs a model trained with it.",
+        "Generate the paths of each block side by side, as step 3 does; requires a model trained with this flag.",
         topic="task",
     )
     parallel_tags: list[str] = flag_of(
         ParallelTagArguments,
-        "The four tags that the model was trained with in --parallel_thinking.",
+        "The four tags used when the model was trained with --parallel_thinking.",
         topic="task",
     )
     parallel_paths: int | None = flag_of(ParallelRolloutArguments, _OF_ANSWERS["parallel_paths"])

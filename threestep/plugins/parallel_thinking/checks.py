@@ -19,7 +19,7 @@ def check_beside_paths(flags: Any, mistakes: Mistakes) -> None:
         value = settings.get(name)
         mistakes.require(
             not (thinks and value),
-            f"--{name} {value} follows a response token by token, but --parallel_thinking generates paths side by "
+            f"--{name} {value} checks a response token by token, but --parallel_thinking generates paths side by "
             "side; leave one of them out",
         )
 

@@ -128,7 +128,7 @@ def check_paths(model: PreTrainedModel, masks_are_ours: bool) -> None:
     if reason is not None:
         raise ThreestepError(
             "--parallel_thinking generates paths side by side, which needs a model whose layers cache the keys of "
-            f"all tokens and accept a mask, but {type(model).__name__} cannot do this: {reason}; use another "
+            f"all tokens and accept a mask, but {type(model).__name__} does not support this: {reason}; use another "
             "model, or leave --parallel_thinking out"
         )
 

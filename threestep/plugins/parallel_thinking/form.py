@@ -140,7 +140,7 @@ class ParallelCheck(FormReader):
             if self._form.malformed == "error":
                 raise ThreestepError(
                     f"{where}: the parallel-thinking tags ({' '.join(self._form.words)}) do not match in the "
-                    f"response: {problem}; correct the row, or choose --malformed_parallel drop or causal"
+                    f"response: {problem}; correct the row, or set --malformed_parallel to drop or causal"
                 ) from None
             if self._form.malformed == "drop":
                 raise Dropped("malformed_parallel") from None

@@ -84,7 +84,7 @@ class PlanArguments:
     )
     price_per_hour: float | None = flag_of(DryRunArguments, "Price per GPU-hour, in any currency.")
     max_train_steps: int = flag_of(EngineArguments, "Number of steps (step 3: rollouts) in the run.", default=1000)
-    data_path: list[str] = flag_of(SourceArguments, "Dataset to write into the YAML file; default: embedded.")
+    data_path: list[str] = flag_of(SourceArguments, "Dataset named in the YAML file; default: embedded.")
     output_dir: str = flag_of(
         RunArguments, f"Folder for {FILE} and the config.json of the chosen size.", default="runs/plan"
     )
@@ -104,7 +104,7 @@ class PlanArguments:
         number, _, name = self.gpus.partition("x")
         mistakes.require(
             re.fullmatch("[0-9]{1,7}", number) is not None and int(number) > 0 and name in DEVICES,
-            f"--gpus expects NUMBERxNAME, such as 32xh100, got '{self.gpus:.40}'; the names are "
+            f"--gpus expects NUMBERxNAME, such as 32xh100, got '{self.gpus:.40}'; valid names are "
             f"{', '.join(DEVICES)}{nearest_names(name[:40], DEVICES) if name not in DEVICES else ''}, and numbers "
             "have at most 7 digits",
         )

@@ -53,7 +53,8 @@ def build_unsupervised(
     name = named.unsupervised_dataset_name
     if name is None:
         raise ThreestepError(
-            "--unsupervised_dataset_name expects a dataset, but the name is empty; name one, or a file as jsonl:PATH"
+            "--unsupervised_dataset_name expects a dataset, but the name is empty; pass a dataset's name, or a file "
+            "as jsonl:PATH"
         )
     texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
     end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
@@ -114,7 +115,7 @@ def _unsupervised_rows(name: str, config_name: str | None, column: str) -> Any:
     if column not in rows.column_names:
         raise ThreestepError(
             f"--unsupervised_dataset_name: '{name}' has no column '{column}', only {', '.join(rows.column_names)}; "
-            "name the right one with --unsupervised_text_column"
+            "choose one with --unsupervised_text_column"
         )
     return rows
 

@@ -126,8 +126,8 @@ def _values_of(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     mistakes.require(
         bool(foreign) != bool(options.config),
         (
-            f"the command line has both --config and {foreign[0][0].NAME}'s flags, which replace it; leave one of "
-            "them out"
+            f"the command line has both --config and {foreign[0][0].NAME}'s flags, which replace a config file; use "
+            "only one of the two"
         )
         if foreign
         else "--config expects a YAML file with a section for each step, got none; see --help",
@@ -168,8 +168,8 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     resume = values.get("resume") or False
     mistakes.require(
         isinstance(resume, bool),
-        f"{origin}: resume must be true or false, got {resume!r}; to resume from a checkpoint, name it in a step's "
-        "section",
+        f"{origin}: resume must be true or false, got {resume!r}; to resume from a specific checkpoint, set resume in "
+        "a step's section",
     )
     first_model = values.get("model_name_or_path")
     mistakes.require(
@@ -215,8 +215,8 @@ def steps_of(sections: Iterable[str], origin: str, mistakes: Mistakes) -> tuple[
     for name in named:
         mistakes.require(
             name in steps,
-            f"{origin}: expected only sections of steps that lead to '{steps[-1]}' ({', '.join(steps)}), got "
-            f"'{name}' too; remove one of the two",
+            f"{origin}: expected only sections for steps leading up to '{steps[-1]}' ({', '.join(steps)}), but also "
+            f"found '{name}'; remove '{name}' or '{steps[-1]}'",
         )
     return steps
 
@@ -229,7 +229,7 @@ def steps_before_rounds(values: Mapping[str, Any], origin: str, mistakes: Mistak
     counted = values.get("rounds")
     is_count = isinstance(counted, int) and not isinstance(counted, bool) and counted > 0
     mistakes.require(is_count, f"{origin}: rounds must be a positive whole number, got {counted!r}")
-    mistakes.require(DRAWING in values, f"{origin}: rounds need a section {DRAWING}, but there is none; add it")
+    mistakes.require(DRAWING in values, f"{origin}: rounds require the section '{DRAWING}', but it is missing; add it")
     for name in values:
         mistakes.require(
             name not in known or name in (*before, ROUND_STEP),
@@ -434,7 +434,7 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
         try:
             figures = checked_json(dict[str, Any], read_text(path), path)
         except ThreestepError as problem:
-            raise ThreestepError(f"{step} finished but wrote no figures: {problem}") from problem
+            raise ThreestepError(f"{step} finished, but its metrics could not be read: {problem}") from problem
         summary |= {key: figures.get(name) for row in known_steps()[step].figures.closing for key, name in row.keys()}
     return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
@@ -503,8 +503,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _refuse_rounds(plan: Plan) -> None:
     if plan.rounds is not None:
         raise ThreestepError(
-            "--step selects steps, but the file also has rounds, which follow all steps; leave --step out, or "
-            "remove the rounds"
+            "--step selects steps, but the file also has rounds, which run after all steps; remove --step or the rounds"
         )
 
 
@@ -516,7 +515,7 @@ def _chosen_steps(plan: Plan, numbers: Sequence[str]) -> Plan:
     for number in numbers:
         mistakes.require(
             number in by_number,
-            f"--step must be one or more of {', '.join(by_number)}, got {number}; name one of these",
+            f"--step must be one or more of {', '.join(by_number)}, got {number}; choose from these",
         )
     chosen = {name: plan.settings[name] for number, name in by_number.items() if number in numbers}
     for name, settings in chosen.items():
@@ -545,12 +544,12 @@ def _section(values: Mapping[str, Any], name: str, origin: str, mistakes: Mistak
     if section is None:
         return {}
     if not isinstance(section, dict):
-        mistakes.add(f"{origin}: '{name}' must hold settings, got {section!r}")
+        mistakes.add(f"{origin}: '{name}' must contain settings, got {section!r}")
         return {}
     mistakes.require(
         name != "shared" or "resume" not in section,
-        f"{origin}: 'shared' sets resume, which would resume training in steps that are already finished; set "
-        "resume at the top of the file, or give --resume",
+        f"{origin}: 'shared' sets resume, which would resume training in steps that are already finished; set resume "
+        "at the top of the file, or pass --resume",
     )
     for setting, where in _WIRED.items():
         mistakes.require(setting not in section, f"{origin}: '{name}' sets {setting}; set {where}")
@@ -602,8 +601,8 @@ def prepared_rounds(
     mistakes, stages = Mistakes(), []
     mistakes.require(
         resumes or not folder.exists(),
-        f"{folder} holds rounds of an earlier run; give --resume to continue them, --overwrite to replace them, or "
-        "another output_dir",
+        f"{folder} holds rounds of an earlier run; pass --resume to continue them or --overwrite to replace them, or "
+        "choose another output_dir",
     )
     mistakes.raise_if_any()
     goes_on = resumes

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = _parse(argv)
     run, out = Path(arguments.checkpoint), Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ThreestepError(f"OUT must be a new or empty folder, got '{out}'; remove it, or name another")
+        raise ThreestepError(f"OUT must be a new or empty folder, got '{out}'; remove it, or choose another")
     check_place("OUT", out, is_folder=True)
     if arguments.part == "model" and not arguments.keep_lora and is_finished_without_checkpoints(run):
         shutil.copytree(run / "model", out, dirs_exist_ok=True)
@@ -103,7 +103,7 @@ def find_checkpoint(path: Path) -> Path:
     if (path / MANIFEST).is_file() or path.name.startswith("step_"):
         problem = damage(path) if path.is_dir() else "the folder does not exist"
         if problem is not None:
-            raise ThreestepError(f"CHECKPOINT: {path}: {problem}; give another checkpoint, or the run's folder")
+            raise ThreestepError(f"CHECKPOINT: {path}: {problem}; pass another checkpoint, or the run's folder")
         return path
     folder = CheckpointFolder(path.parent if path.name == "checkpoints" else path)
     latest, problems = folder.latest_undamaged()
@@ -112,8 +112,8 @@ def find_checkpoint(path: Path) -> Path:
     if latest is None:
         damaged = f"only damaged checkpoints ({'; '.join(problems)})" if problems else "no checkpoints"
         raise ThreestepError(
-            f"CHECKPOINT expects a folder such as RUN/checkpoints/step_000100, or RUN, but '{path}' has {damaged} "
-            f"in {folder.path}; save some with --save_every, or name another"
+            f"CHECKPOINT expects a folder such as RUN/checkpoints/step_000100, or RUN, but '{path}' has {damaged} in "
+            f"{folder.path}; save some with --save_every, or pass another folder"
         )
     return latest
 
@@ -122,15 +122,15 @@ def engine_of(part: str, engines: Sequence[str], checkpoint: Path) -> str:
     """The engine that --part names: steps 1 and 2 call theirs model, step 3 actor and critic."""
     if not engines:
         raise ThreestepError(
-            f"{checkpoint} has no models/ with configuration and tokenizer, because an older version of Threestep "
-            "wrote it; resume the run with --save_at_end, and export the new checkpoint"
+            f"{checkpoint} has no models/ folder with the configuration and tokenizer, because an older version of "
+            "Threestep wrote it; resume the run with --save_at_end, and export the new checkpoint"
         )
     wanted = ("critic",) if part == "critic" else ("model", "actor")
     for name in wanted:
         if name in engines:
             return name
     raise ThreestepError(
-        f"--part {part} needs a checkpoint with a {wanted[0]}, but this one has only {' and '.join(engines)}; give "
+        f"--part {part} needs a checkpoint with a {wanted[0]}, but this one has only {' and '.join(engines)}; choose "
         "another --part"
     )
 
@@ -160,7 +160,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if arguments.mtp:
         head_writer_of(arguments.mtp)
     if arguments.mtp and (arguments.keep_lora or arguments.part != "model"):
-        raise ThreestepError("--mtp needs the merged model; leave out --keep_lora and --part, or leave out --mtp")
+        raise ThreestepError("--mtp needs the merged model; remove --keep_lora and --part, or remove --mtp")
     return arguments
 
 

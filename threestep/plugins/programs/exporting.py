@@ -69,7 +69,8 @@ def average_weights(
     ranks = len(list(checkpoint.glob("average_*.safetensors")))
     if ranks == 0:
         raise ThreestepError(
-            f"--part average: {checkpoint} has no average because the run did not use --enable_ema; give another --part"
+            f"--part average: {checkpoint} has no average because the run did not use --enable_ema; choose another "
+            "--part"
         )
     ranks_shares = [saved_shares(checkpoint, "average", rank) for rank in range(ranks)]
     averages = {}

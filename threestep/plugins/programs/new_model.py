@@ -64,7 +64,7 @@ class NewModelArguments:
     out: str = flag("", "Output folder; an existing model in it is replaced (required).", "folder")
     seed: int = flag_of(RunArguments, "Seed for the weights and for generated datasets.")
     vocab_size: int = flag(
-        512, "Maximum vocabulary size; the result is smaller if the texts yield too few merges.", "tokens"
+        512, "Maximum vocabulary size; the actual size is smaller if the text yields too few merges.", "tokens"
     )
     hidden_size: int = flag(256, "Hidden size of the model.", "units >= 1")
     num_hidden_layers: int = flag(4, "Number of layers.", "layers >= 1")
@@ -79,8 +79,8 @@ class NewModelArguments:
     initializer_range: float = flag(0.02, "Standard deviation of the random initial weights.", "number > 0")
     pad_is_eos: bool = flag(False, "Pad with the eos token instead of a separate pad token.")
     vision: bool = flag(False,
-        "Make a model that reads images: a Qwen2-VL with an image processor and a chat template; its vision tower "
-        "has the model's width and two layers.")  # fmt: skip
+        "Create an image-text model: a Qwen2-VL with an image processor and a chat template; its vision tower has "
+        "two layers and the width of the language model.")  # fmt: skip
     max_image_tokens: int = flag(
         16,
         "With --vision: maximum tokens per image (28 x 28 pixels each); larger images are scaled down.",
@@ -100,8 +100,8 @@ class NewModelArguments:
         if self.hidden_size >= 1 and heads >= 1:
             mistakes.require(
                 self.hidden_size % (width * heads) == 0,
-                f"--hidden_size {self.hidden_size} does not split into --num_attention_heads {heads} of {what}; "
-                f"give a multiple of {width * heads}",
+                f"--hidden_size {self.hidden_size} cannot be split into --num_attention_heads {heads} of {what}; use "
+                f"a multiple of {width * heads}",
             )
 
 
@@ -297,7 +297,7 @@ def _check_replaceable(folder: Path) -> None:
     check_place("--out", folder, is_folder=True)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise ThreestepError(
-            f"--out '{folder}' contains files that do not belong to a model and would be deleted; name a new or "
+            f"--out '{folder}' contains files that do not belong to a model and would be deleted; choose a new or "
             "empty folder"
         )
 

@@ -44,8 +44,8 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     for name, rank in adapter_ranks(flags).items():
         mistakes.require(
             rank > 0,
-            f"{given} freezes the weights that it quantizes, so only adapters can train, but {name} is {rank}; "
-            f"give it a rank, such as {name} 16",
+            f"{given} freezes the weights that it quantizes, so only adapters can train, but {name} is {rank}; set a "
+            f"rank, such as {name} 16",
         )
     for name, why in [*_others(settings), *flags.guests.exact_weights().items()]:
         mistakes.add(f"{given} does not work with {name}, {why}; leave one of them out")

@@ -38,7 +38,7 @@ class QuantizedFolder(StoredForm):
             got = given.get("quant_method") if isinstance(given, dict) else given
             raise ThreestepError(
                 f"'{where}': {_KEY} in its config.json needs a quant_method that is one of "
-                f"{', '.join(sorted(_known()))}, got {got!r}; give the original, unquantized model, or remove the "
+                f"{', '.join(sorted(_known()))}, got {got!r}; pass the original, unquantized model, or remove the "
                 "entry if the weights are not quantized"
             )
         if method in _WHOLE:
@@ -59,9 +59,9 @@ class QuantizedFolder(StoredForm):
             bits = f" to {4 if given.get('load_in_4bit') else 8} bits"
             instead = ", with LoRA and --load_in_4bit or --load_in_8bit to quantize it under the adapters"
         raise ThreestepError(
-            f"'{where}': expected unquantized weights to train, but {method} has quantized them{bits} ({_KEY} in "
-            "its config.json), and such weights can be neither trained nor saved as a complete model; give the "
-            f"original, unquantized model{instead}"
+            f"'{where}': expected unquantized weights to train, but {method} has quantized them{bits} ({_KEY} in its "
+            "config.json), and such weights can be neither trained nor saved as a complete model; pass the original, "
+            f"unquantized model{instead}"
         )
 
     def is_read_whole(self, config: Any) -> bool:

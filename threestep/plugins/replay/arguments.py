@@ -34,5 +34,5 @@ class RecordedArguments:
             mistakes.require(
                 bool(list(Path(self.rollout_replay).glob("rollout_*"))),
                 f"--rollout_replay expects a folder that --rollout_dump filled, but {self.rollout_replay} has no "
-                "rollouts; name another",
+                "rollouts; choose another",
             )

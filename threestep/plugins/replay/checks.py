@@ -19,7 +19,7 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     if own.rollout_dump is not None and flags.checkpoints.resume is None:
         mistakes.require(
             not any(Path(own.rollout_dump).glob("rollout_*")),
-            f"--rollout_dump expects a folder without rollouts, but {own.rollout_dump} has some; name another, or "
+            f"--rollout_dump expects a folder without rollouts, but {own.rollout_dump} has some; choose another, or "
             "use --resume to continue the run that wrote them",
         )
     if own.rollout_replay is not None:
@@ -39,6 +39,6 @@ def _check_evaluations(own: RecordedArguments, flags: Any, mistakes: Mistakes) -
     for name in ("load_best_model_at_end", "early_stopping"):
         mistakes.require(
             not flags.settings.get(name),
-            f"--{name} depends on evaluations, but --rollout_replay only has another run's responses; {ways}leave "
-            "it out",
+            f"--{name} depends on evaluations, but --rollout_replay only has another run's responses; {ways}remove "
+            f"--{name}",
         )

@@ -146,8 +146,8 @@ def _media_of(request: RolloutRequest) -> str:
 def _check_media(path: Path, drawn: str | None, request: RolloutRequest) -> None:
     if drawn != (None if request.media is None else _media_of(request)):
         raise ThreestepError(
-            f"--rollout_replay: {path} holds responses to prompts with different {STORED_MEDIA} from this run's "
-            "prompts; replay with the data of the run that wrote the rollouts, or dump them again"
+            f"--rollout_replay: {path} holds responses to prompts whose images differ from this run's; replay with "
+            "the data of the run that wrote the rollouts, or dump them again"
         )
 
 
@@ -201,7 +201,7 @@ def _check_asked_alike(
         if not torch.equal(tensors[name], wanted.cpu()):
             what = "seeds" if name == "seeds" else "prompts"
             raise ThreestepError(
-                f"--rollout_replay: {path} holds responses to different {what} from this run's; replay with the "
-                "same data, seed, batch sizes, evaluations and ranks as the run that wrote the rollouts, or dump "
-                "them again"
+                f"--rollout_replay: {path} holds responses whose {what} differ from this run's; replay with the same "
+                "data, seed, batch sizes, evaluations and ranks as the run that wrote the rollouts, or dump them "
+                "again"
             )

@@ -65,7 +65,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if not 0 <= options.port <= 65535:
         raise ThreestepError(f"--port expects a number from 0 to 65535, got {options.port}")
     if not options.runs:
-        raise ThreestepError(f"{parser.prog} expects one or more run folders; give the --output_dir of a run")
+        raise ThreestepError(f"{parser.prog} expects one or more run folders; pass the --output_dir of a run")
     return options
 
 

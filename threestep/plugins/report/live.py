@@ -131,7 +131,9 @@ def make_server(live: LivePage, port: int, door: Door) -> BoundedServer:
     try:
         return BoundedServer(port, Handler)
     except OSError as problem:
-        raise ThreestepError(f"--port {port}: {problem.strerror}; give another port, or 0 for a free one") from problem
+        raise ThreestepError(
+            f"--port {port}: {problem.strerror}; choose another port, or 0 for a free one"
+        ) from problem
 
 
 def answer_to(live: LivePage, path: str) -> tuple[int, str, str]:

@@ -24,7 +24,7 @@ class ReservationArguments:
     stop_before: str | None = flag(
         None,
         "Write a checkpoint and stop before the program has run for this long, for example before a job's time "
-        "limit; give seconds, or a duration such as 90m, 1h30m or 2d.",
+        "limit; in seconds, or as a duration such as 90m, 1h30m or 2d.",
         "duration",
     )
     stop_at: str | None = flag(

@@ -94,7 +94,7 @@ class Deadline:
             return None
         left = self._end - time.time()
         if left <= 0 and not self._has_passed:
-            log(f"warning: --stop_at: the end passed {-left:.0f} seconds ago; the run continues without it")
+            log(f"warning: --stop_at: the end time passed {-left:.0f} seconds ago; the run continues without it")
         self._has_passed = left <= 0
         return None if self._has_passed else left
 
@@ -110,7 +110,7 @@ def end_of(given: str, environment: Mapping[str, str] = os.environ) -> float:
         if variable is None:
             raise ThreestepError(
                 f"--stop_at {AUTO} expects a scheduler to set {either(VARIABLES)} in the environment, but none is "
-                "set; give the variable, file or time instead, or leave --stop_at out"
+                "set; pass a variable, a file or a time instead, or remove --stop_at"
             )
         given = variable
     if re.fullmatch(r"[A-Z][A-Z0-9_]*", given):

@@ -34,8 +34,8 @@ class RoutersFeature(GuestFeature):
         for (_, model), loss in zip(models, losses, strict=True):
             if loss is not None and (flag := getattr(model, IN_PIECES, None)) is not None:
                 raise ThreestepError(
-                    f"{flag} computes a mixture's routers tile by tile, but their balancing loss needs all logits "
-                    f"of a forward at once; give --router_aux_loss_coef 0, or leave {flag} out"
+                    f"{flag} computes a mixture's routers tile by tile, but their balancing loss needs all logits of "
+                    f"a forward at once; set --router_aux_loss_coef 0, or remove {flag}"
                 )
         return losses
 

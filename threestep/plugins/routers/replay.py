@@ -215,8 +215,8 @@ def check_replay(
 
 def _not_followed(name: str, reason: str) -> ThreestepError:
     return ThreestepError(
-        f"--replay_routers: {name} does not follow the experts it is given: {reason}; leave --replay_routers out, "
-        "or use another model"
+        f"--replay_routers: {name} does not use the experts it is given: {reason}; leave --replay_routers out, or use "
+        "another model"
     )
 
 

@@ -144,8 +144,8 @@ def experts_per_token(model: PreTrainedModel) -> int:
     found = _named(model.config.get_text_config(), _TOP_K)
     if not isinstance(found, int):
         raise ThreestepError(
-            f"{type(model).__name__}: its configuration does not give the number of experts per token "
-            f"({' or '.join(_TOP_K)}), which the balancing loss needs; give --router_aux_loss_coef 0"
+            f"{type(model).__name__}: its configuration does not specify the number of experts per token "
+            f"({' or '.join(_TOP_K)}), which the balancing loss needs; set --router_aux_loss_coef 0"
         )
     return found
 

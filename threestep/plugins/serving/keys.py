@@ -21,13 +21,13 @@ def given_key(file: str | None, variable: str, flag: str) -> str | None:
         except (OSError, UnicodeDecodeError) as problem:
             reason = getattr(problem, "strerror", None) or "it is not text"
             raise ThreestepError(
-                f"{where} must be a file with a key, but it cannot be read: {reason}; give another path"
+                f"{where} must be a file with a key, but it cannot be read: {reason}; use another path"
             ) from problem
     elif variable in os.environ:
         where, key = variable, os.environ[variable].strip()
     else:
         return None
     if not key or not all("!" <= character <= "~" for character in key):
-        raise ThreestepError(f"{where}: the key must be printable ASCII characters without spaces; write another one")
+        raise ThreestepError(f"{where}: the key must be printable ASCII characters without spaces; use another one")
     hide_secret(key)
     return key

@@ -28,21 +28,21 @@ def check_port(flag: str, port: int, address: str = ADDRESS) -> None:
     """ThreestepError where nothing can listen on `port`, the value of `flag`, at `address`, that of --host."""
     if not address.strip():  # the system takes it for all addresses
         raise ThreestepError(
-            f"--host expects an address, got '{address}'; give {ADDRESS}, or 0.0.0.0 for all interfaces"
+            f"--host expects an address, got '{address}'; use {ADDRESS}, or 0.0.0.0 for all interfaces"
         )
     try:
         listening(port, address).close()
     except OSError as problem:
         if isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL:
             raise ThreestepError(
-                f"--host {address}: this machine has no such address; give one that it has"
+                f"--host {address}: this machine has no such address; use one that it has"
             ) from problem
         raise port_refused(flag, port, problem) from problem
 
 
 def port_refused(flag: str, port: int, problem: OSError) -> ThreestepError:
     """The mistake of a port that is in use, or closed to this user."""
-    return ThreestepError(f"{flag} {port}: {problem.strerror}; give another port")
+    return ThreestepError(f"{flag} {port}: {problem.strerror}; choose another port")
 
 
 @contextmanager

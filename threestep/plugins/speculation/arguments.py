@@ -20,13 +20,13 @@ class SpeculationArguments:
     speculate: str = flag(
         "0",
         "With --rollout_engine hf: guess this many tokens ahead and verify them in one forward; auto guesses one "
-        "token wherever that is faster, 0 guesses none. The responses do not change.",
+        "token where that is faster, and 0 turns guessing off. The responses do not change.",
         "tokens",
     )
     speculate_by: str | None = flag(
         None,
-        "How --speculate guesses: head uses the --mtp_num_layers head; ngram looks for the last tokens earlier in "
-        "the prompt or its responses and proposes what followed, without a head; auto uses the head if there is "
+        "How --speculate guesses: head uses the head from --mtp_num_layers; ngram looks for the last tokens earlier "
+        "in the prompt or its responses and proposes what followed, without a head; auto uses the head if there is "
         "one.",
         choices=GUESSERS,
         takes_auto=True,

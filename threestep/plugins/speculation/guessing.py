@@ -67,7 +67,7 @@ class Guessing(DecodeLoop):
         name = type(model).__name__
         if not self._how.is_auto:
             raise ThreestepError(
-                f"{self._how.flag} verifies several tokens at once, but {name} cannot do this: {reason}; use "
+                f"{self._how.flag} verifies several tokens at once, but {name} does not support this: {reason}; use "
                 "another model, or leave --speculate out"
             )
         self._is_off = True

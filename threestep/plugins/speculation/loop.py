@@ -22,8 +22,8 @@ def asked_speculation(flags: Any, mistakes: Mistakes) -> AskedSpeculation | None
     own = flags.added.of(SpeculationArguments)
     mistakes.require(
         own.speculate_by in (None, BY_HEAD) or own.speculate != "0",
-        f"--speculate_by {own.speculate_by} chooses how --speculate guesses, but --speculate is 0; give "
-        "--speculate 1, or leave --speculate_by out",
+        f"--speculate_by {own.speculate_by} chooses how --speculate guesses, but --speculate is 0; set --speculate 1, "
+        "or remove --speculate_by",
     )
     by = own.speculate_by or (BY_HEAD if flags.guests.lends_guesser else BY_NGRAMS)
     how = mistakes.note(Speculation.of_flag, own.speculate, by)

@@ -50,8 +50,8 @@ def check_asked(how: Speculation, flags: Any, mistakes: Mistakes, otherwise: str
     """Note what guesses do not go with. flags: step 3's. otherwise: by what else they could go than a head."""
     mistakes.require(
         flags.guests.lends_guesser or how.by != BY_HEAD,
-        f"{how.flag} guesses with a multi-token-prediction head, but there is none; give --mtp_num_layers "
-        f"1{otherwise} or leave {how.name} out",
+        f"{how.flag} guesses with a multi-token-prediction head, but there is none; add --mtp_num_layers 1{otherwise} "
+        f"or remove {how.name}",
     )
     form, source = flags.data.form, source_of(flags)
     for flag, given, why in (

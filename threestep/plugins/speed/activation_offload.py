@@ -29,7 +29,7 @@ def check_offloads(is_cuda: bool) -> None:
     """ThreestepError on a CPU."""
     if not is_cuda:
         raise ThreestepError(
-            f"{FLAG} moves layer inputs from GPU memory to host memory, which does nothing on a CPU; leave it out"
+            f"{FLAG} moves layer inputs from GPU memory to host memory, which does nothing on a CPU; remove {FLAG}"
         )
 
 

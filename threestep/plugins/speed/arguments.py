@@ -21,15 +21,15 @@ class SpeedArguments:
     )
     mlp_tiles: int = flag(
         1,
-        "Compute MLPs in this many tiles along the row and recompute each tile in the backward pass, so that only "
-        "an MLP's input is stored. For rows of about 64,000 tokens per rank or more; for mixtures of experts, "
-        "without their balancing loss (docs/reference/long_context.md).",
+        "Compute MLPs in this many tiles along the row and recompute each tile in the backward pass, so that only an "
+        "MLP's input is stored. Intended for rows of about 64,000 tokens per rank or more; mixtures of experts must "
+        "train without their balancing loss (docs/reference/long_context.md).",
         "tiles >= 1",
     )
     use_liger_kernel: bool | None = flag(
         None,
-        "Use Liger Kernel's fused norms, gates and rotations on CUDA. auto: where it is installed and reproduces "
-        "the model's own numbers (threestep/plugins/speed/README.md).",
+        "Use Liger Kernel's fused norms, gates and rotations on CUDA. auto uses them where it is installed and "
+        "reproduces the model's own numbers (threestep/plugins/speed/README.md).",
         takes_auto=True,
     )
 
@@ -84,7 +84,7 @@ class PpoSpeedArguments(SpeedArguments):
     use_liger_kernel: bool | None = flag_of(
         SpeedArguments,
         "Use Liger Kernel's fused norms, gates and rotations in all four models on CUDA. auto turns them off, "
-        "because they have not made a step 3 faster (threestep/plugins/speed/README.md).",
+        "because they have not made step 3 faster (threestep/plugins/speed/README.md).",
     )
 
     @property

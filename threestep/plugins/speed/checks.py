@@ -19,14 +19,14 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     settings = flags.settings
     mistakes.require(
         not own.activation_offload or any(settings.get(name) for name in _RECOMPUTES),
-        "--activation_offload moves what gradient checkpointing stores of each layer to the host; add "
-        "--gradient_checkpointing (in step 3, --actor_gradient_checkpointing or --critic_gradient_checkpointing), "
-        "or leave --activation_offload out",
+        "--activation_offload moves to host memory the layer inputs that gradient checkpointing stores; add "
+        "--gradient_checkpointing (in step 3, --actor_gradient_checkpointing or --critic_gradient_checkpointing), or "
+        "leave --activation_offload out",
     )
     mistakes.require(
         own.mlp_tiles == 1 or not compiles,
-        f"--mlp_tiles {own.mlp_tiles} and --torch_compile change the same forward in two ways that were never "
-        "tested together; leave one of them out",
+        f"--mlp_tiles {own.mlp_tiles} and --torch_compile change the same forward pass and have never been tested "
+        "together; leave one of them out",
     )
     mistakes.require(
         not (own.use_liger_kernel and compiles),
@@ -41,8 +41,8 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     rounding = next((name for name in ("load_in_4bit", "load_in_8bit") if settings.get(name)), None)
     mistakes.require(
         rounding is None or not compiles,
-        f"--{rounding} does not work with --torch_compile, which compiles the layers that it replaces; leave one "
-        "of them out",
+        f"--{rounding} does not work with --torch_compile, which compiles the layers that --{rounding} replaces; "
+        "leave one of them out",
     )
 
 

@@ -59,7 +59,7 @@ class _Fallback:
             self.reached = True
             log_on_main(
                 f"warning: {self.name} runs uncompiled from here on, because it would need more than {self.limit} "
-                "compiled variants of rows or blocks; leave --torch_compile out"
+                "compiled variants for its rows or blocks; consider removing --torch_compile"
             )
 
 

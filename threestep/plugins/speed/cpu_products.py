@@ -54,7 +54,9 @@ def chosen_products(wanted: str | None, device: torch.device, begun: str | None 
         return TORCH
     reason = _why_not()
     if reason is not None and wanted == ONEDNN:
-        raise ThreestepError(f"--cpu_products {ONEDNN} is not available: {reason}; leave it out, or give {TORCH}")
+        raise ThreestepError(
+            f"--cpu_products {ONEDNN} is not available: {reason}; remove --cpu_products, or set it to {TORCH}"
+        )
     return TORCH if reason is not None else ONEDNN
 
 

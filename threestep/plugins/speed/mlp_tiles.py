@@ -68,7 +68,7 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
     if own is None:
         raise ThreestepError(
             f"--mlp_tiles {tiles} compares {type(model).__name__} with its own untiled numbers, but these were not "
-            "measured on loading; give a model folder, or leave --mlp_tiles out"
+            "measured on loading; pass a model folder, or leave --mlp_tiles out"
         )
     found = mlps_of(model, tiles, lambda: current_difference(model, own))
     for layer, mlps in found.items():
@@ -80,9 +80,9 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
     difference = current_difference(model, own)
     if not difference <= own.tolerance:
         raise ThreestepError(
-            f"--mlp_tiles {tiles}: {type(model).__name__} computes something different in tiles: its "
-            f"log-probabilities or scores change by {difference:.2g} (rounding explains {own.tolerance:.2g}); "
-            "leave --mlp_tiles out"
+            f"--mlp_tiles {tiles}: {type(model).__name__} computes different results when tiled: its "
+            f"log-probabilities or scores change by {difference:.2g}, but rounding accounts for only "
+            f"{own.tolerance:.2g}; leave --mlp_tiles out"
         )
     log_on_main(
         f"{type(model).__name__}: computing {sum(map(len, found.values()))} MLPs in {tiles} tiles along the row"
@@ -100,7 +100,7 @@ def refuse_noise(model: nn.Module) -> None:
         if isinstance(vars(part).get("forward"), TiledMlp) and getattr(part, "jitter_noise", False):
             raise ThreestepError(
                 f"--mlp_tiles: {type(part).__name__} multiplies its input by noise in place, and tiles share that "
-                "input; give --dropout 0, or leave --mlp_tiles out"
+                "input; set --dropout 0, or leave --mlp_tiles out"
             )
 
 
@@ -129,9 +129,8 @@ def mlps_of(model: PreTrainedModel, tiles: int, read: Callable[[], Any]) -> dict
     without = next((layer for layer, mlps in found.items() if not mlps), model if not layers else None)
     if without is not None:
         raise ThreestepError(
-            f"--mlp_tiles {tiles}: no submodule of {type(without).__name__} in {type(model).__name__} takes the "
-            "hidden states of its tokens and returns the same number of them, as an MLP does; leave --mlp_tiles "
-            "out"
+            f"--mlp_tiles {tiles}: no submodule of {type(without).__name__} in {type(model).__name__} takes only the "
+            "tokens' hidden states and returns the same number of them, as an MLP does; leave --mlp_tiles out"
         )
     return found
 

@@ -49,7 +49,7 @@ class ServeTrainingArguments:
         RunArguments, "Folder for the clients' state, checkpoints and answers.", default="runs/serve_training"
     )
     served_name: str | None = flag_of(
-        EndpointArguments, "Name that clients use for the base model; default: the name or path you gave."
+        EndpointArguments, "Name that clients use for the base model; default: the name or path you passed."
     )
     host: str = flag_of(EndpointArguments)
     port: int = flag_of(EndpointArguments, "Port on --host; 0 picks a free one.", default=8002)
@@ -61,7 +61,8 @@ class ServeTrainingArguments:
     max_body_mb: int = flag_of(EndpointArguments, default=64)
     max_tokens_per_micro_batch: int = flag_of(
         EngineArguments,
-        "Tokens of all clients in one forward, including padding; a longer datum is computed alone.",
+        "Maximum number of tokens from all clients in one forward, including padding; a longer datum is computed "
+        "alone.",
         default=8192,
         topic="task",
     )
@@ -147,7 +148,7 @@ def training_key(file: str | None) -> tuple[str, bool]:
     if not key.startswith(KEY_BEGINNING):
         raise ThreestepError(
             f"{f'--api_key_file {file}' if file else KEY_VARIABLE} expects a key that begins with {KEY_BEGINNING}, "
-            "because the tinker client sends no others; write another one"
+            "because the tinker client sends no others; use another one"
         )
     return key, False
 

@@ -135,7 +135,7 @@ def service_of(
     assert own is not None, "its weights are on one device in full"
     reason = why_not_in_turns(model, own, False)
     if reason is not None:
-        note(f"{name}: this server does not generate from this model: {reason}")
+        note(f"{name}: this server does not generate with this model: {reason}")
     with_media = None
     if media is not None:
         why_not = reason or why_no_media_in_turns(model, own)

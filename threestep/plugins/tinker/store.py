@@ -217,7 +217,7 @@ class Store:
             if known.get(name) != value:
                 raise ThreestepError(
                     f"'{folder}' holds clients from a server with {name} '{known.get(name)}', but this one has "
-                    f"'{value}'; start the server with '{known.get(name)}' again, or give another --output_dir"
+                    f"'{value}'; start the server with '{known.get(name)}' again, or choose another --output_dir"
                 )
 
     def open_session(self, session: str, about: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ class VllmArguments:
     )
     vllm_cache_gib: float | None = flag(
         None,
-        "Size of the key-value cache; default: on a GPU, what remains of --vllm_memory_share; on a CPU, 2.",
+        "Size of the key-value cache in GiB; default: on a GPU, what remains of --vllm_memory_share; on a CPU, 2.",
         "gib > 0",
         may_change=True,
     )
@@ -45,6 +45,6 @@ class VllmArguments:
         parallel = self.vllm_tensor_parallel_size
         mistakes.require(
             parallel == 1 or not self.vllm_check_weights,
-            f"--vllm_check_weights needs whole weights, but --vllm_tensor_parallel_size is {parallel}; leave one "
+            f"--vllm_check_weights needs unsharded weights, but --vllm_tensor_parallel_size is {parallel}; leave one "
             "of them out",
         )

@@ -33,8 +33,8 @@ def _check_drafts(flags: Any, drafts: int, mistakes: Mistakes) -> None:
     given, parallel = f"--vllm_speculate {drafts}", flags.engines.of(VllmArguments).vllm_tensor_parallel_size
     mistakes.require(
         _may_draft(flags.ppo.rollout_engine),
-        f"--rollout_engine {flags.ppo.rollout_engine} does not support --vllm_speculate, got {drafts}; leave "
-        "--vllm_speculate out, or use another engine",
+        f"--rollout_engine {flags.ppo.rollout_engine} does not support --vllm_speculate {drafts}; remove "
+        "--vllm_speculate, or use another engine",
     )
     mistakes.require(
         not flags.ppo.min_p,
@@ -43,7 +43,8 @@ def _check_drafts(flags: Any, drafts: int, mistakes: Mistakes) -> None:
     )
     mistakes.require(
         parallel == 1,
-        f"{given} sends the head's whole weights, but --vllm_tensor_parallel_size is {parallel}; leave one of them out",
+        f"{given} sends the head's weights unsharded, but --vllm_tensor_parallel_size is {parallel}; leave one of "
+        "them out",
     )
     if flags.guests.lends_guesser and flags.roles.actor_model_name_or_path:
         mistakes.note(_check_form, flags, given)

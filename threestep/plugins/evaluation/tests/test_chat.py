@@ -125,7 +125,7 @@ def test_a_page_that_cannot_be_served_is_refused_before_a_model_is_loaded(folder
     monkeypatch.setitem(sys.modules, "gradio", SimpleNamespace())
     with listening(0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ThreestepError, match=f"^--web_port {port}: .* in use; give another port$"):
+        with pytest.raises(ThreestepError, match=f"^--web_port {port}: .* in use; choose another port$"):
             chat.main([str(folders / "one"), "--web", "--web_port", str(port)])
 
 

@@ -33,7 +33,7 @@ def test_it_listens_on_this_machine_alone_and_says_where_it_cannot(monkeypatch):
     class Server:
         def run(self, sockets):
             served.append(sockets[0].getsockname())
-            with pytest.raises(ThreestepError, match=f"--web_port {served[0][1]}: .* in use; give another port"):
+            with pytest.raises(ThreestepError, match=f"--web_port {served[0][1]}: .* in use; choose another port"):
                 web.serve(None, served[0][1], said.append)
 
     monkeypatch.setattr(web, "server_of", lambda app: Server())

@@ -77,7 +77,7 @@ def test_rollouts_of_other_pictures_are_refused(tmp_path, model):
     replayed = rolled_out(ReplayRollout(tmp_path, 0), model, pictured("ab12"))
     assert [each.media for each in replayed.sequences()] == [(), (), (MediaSpan(1, 2),), (MediaSpan(1, 2),)]
     for other in (pictured("cd34"), replace(pictured("ab12"), media=None)):
-        with pytest.raises(ThreestepError, match="holds responses to prompts with different pictures from this run's"):
+        with pytest.raises(ThreestepError, match="holds responses to prompts whose images differ from this run's"):
             ReplayRollout(tmp_path, 0).roll_out(model, other)
 
 

@@ -60,7 +60,7 @@ def whole_row_mask(
     dtypes = {mask.dtype for mask in response_masks}
     if len(dtypes) > 1:
         raise ThreestepError(
-            f"all response masks of a row need the same dtype, got {', '.join(sorted(map(str, dtypes)))}"
+            f"all response masks in a row must have the same dtype, got {', '.join(sorted(map(str, dtypes)))}"
         )
     parts = []
     for index, (mask, total, response) in enumerate(zip(response_masks, total_lengths, response_lengths, strict=True)):

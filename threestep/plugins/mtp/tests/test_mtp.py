@@ -34,7 +34,9 @@ from training.utils.engine.config.arguments import EngineSettings
 def test_a_weight_without_a_head_is_a_mistake():
     mistakes = Mistakes()
     check_mtp(mistakes, MtpSettings(0, 0.3))
-    with pytest.raises(ThreestepError, match="--mtp_loss_coef 0.3 weights the loss of a head, but there is no head"):
+    with pytest.raises(
+        ThreestepError, match="--mtp_loss_coef 0.3 sets the weight of a head's loss, but there is no head"
+    ):
         mistakes.raise_if_any()
 
 
@@ -219,7 +221,7 @@ def test_what_is_lent():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"loss_coef": 0.3}, "--mtp_loss_coef 0.3 weights the loss of a head, but there is no head"),
+        ({"loss_coef": 0.3}, "--mtp_loss_coef 0.3 sets the weight of a head's loss, but there is no head"),
         ({"final_norm": False}, "--mtp_final_norm false applies to a head, but there is no head"),
         ({"detach": False}, "--mtp_detach false applies to a head, but there is no head; add --mtp_num_lay"),
         ({"loss_coef": 0.1}, None),

@@ -89,7 +89,7 @@ def test_one_gpu_is_one_rank_and_steps_have_numbers(plans, capsys, tmp_path):
         (tmp_path / "output" / step / "model").mkdir(parents=True)
     all_steps.main("--step 3 --actor-model 1.3b".split())
     assert list(plans[1].settings) == ["step3_ppo"]
-    with pytest.raises(ThreestepError, match="^--step must be one or more of 1, 2, 3, got 4; name one of these$"):
+    with pytest.raises(ThreestepError, match="^--step must be one or more of 1, 2, 3, got 4; choose from these$"):
         all_steps.main("--step 4 --actor-model 1.3b".split())
 
 
@@ -110,7 +110,7 @@ def test_what_it_has_no_script_for_and_a_file_beside_its_flags():
             ThreestepError, match=f"^DeepSpeed-Chat has no script for .* {kind} with --actor-model {size}"
         ):
             e2e_flags.settings_of({"deployment_type": kind, "actor_model": size}, HOSTS)
-    with pytest.raises(ThreestepError, match="has both --config and e2e_rlhf.py's flags, which replace it"):
+    with pytest.raises(ThreestepError, match="has both --config and e2e_rlhf.py's flags, which replace a"):
         all_steps.main("--config run.yaml --actor-model 1.3b".split())
     with pytest.raises(ThreestepError, match="^--config expects a YAML file with a section for each step"):
         all_steps.main([])

@@ -238,9 +238,9 @@ def test_paths_cost_the_steps_of_the_longest(model):
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("gemma2", "generates paths side by side, .* cannot do this: .*see only the most recent tokens"),
-        ("mamba", "generates paths side by side, .* cannot do this: .*a custom layer type"),
-        ("bloom", "BloomForCausalLM cannot do this: the model family builds its own attention masks"),
+        ("gemma2", "generates paths side by side, .* does not support this: .*see only the most recent tokens"),
+        ("mamba", "generates paths side by side, .* does not support this: .*a custom layer type"),
+        ("bloom", "BloomForCausalLM does not support this: the model family builds its own attention masks"),
         ("llama", None),
     ],
 )
@@ -417,14 +417,14 @@ def test_a_model_and_an_engine_that_cannot_draw_them_are_refused(save_model):  #
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking; leave"),
-        ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, but --parallel_thinking generates paths"),
+        ({"stop": ["x"]}, r"--stop \['x'\] checks a response token by token, but --parallel_thinking generates paths"),
         (
             {"speculate": "2", "speculate_by": "ngram"},
             "generates several tokens at once, but --parallel_thinking generates its",
         ),
         (
             {"bad_words": ["x"]},
-            r"--bad_words \['x'\] follows a response token by token, but --parallel_thinking generates",
+            r"--bad_words \['x'\] checks a response token by token, but --parallel_thinking generates",
         ),
     ],
 )
@@ -441,7 +441,8 @@ def test_settings_of_paths_without_them(name):
     mistakes = Mistakes()
     note_mistakes(ppo_flags(**{name: 3}).data, mistakes)
     sentence = (
-        f"--{name} 3 applies to the paths of --parallel_thinking, which is not given; add it, or leave --{name} out"
+        f"--{name} 3 applies to the paths of --parallel_thinking, which is off; add --parallel_thinking, or remove "
+        f"--{name}"
     )
     assert sentence in mistakes.sentences
 

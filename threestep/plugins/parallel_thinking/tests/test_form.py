@@ -94,8 +94,8 @@ def test_a_malformed_row_is_named(flags, tagged, row):
     reason = "a path closes without having been opened" if row is STRAY else "the text ends in an open path"
     sentence = (
         r"^dataset 'jsonl:.*rows.jsonl', row [37]: the parallel-thinking tags \(<Parallel> <Path> </Path> "
-        rf"</Parallel>\) do not match in the response: token \d+: {reason}; correct the row, or choose "
-        r"--malformed_parallel drop or causal; threestep inspect with the same data flags shows how the "
+        rf"</Parallel>\) do not match in the response: token \d+: {reason}; correct the row, or set "
+        r"--malformed_parallel to drop or causal; threestep inspect with the same data flags shows how the "
         r"rows are read$"
     )
     rows = [GOOD] * 10
@@ -194,8 +194,8 @@ def test_the_cache_follows_the_flags(flags, tagged):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"parallel_tags": ["<a>", "<b>", "</b>"]}, "expects four different tags (block opens, path opens, path "
-         "closes, block closes), got 3: <a> <b> </b>"),
+        ({"parallel_tags": ["<a>", "<b>", "</b>"]}, "expects four different tags (to open a block, open a path, close "
+         "a path and close a block), got 3: <a> <b> </b>"),
         ({"parallel_tags": ["<a>", "<b>", "<b>", "</a>"]}, "got 4: <a> <b> <b> </a>"),
         ({"parallel_tags": ["<a>", " ", "</b>", "</a>"]}, "expects four different tags"),
         ({"loss_on": "conversation"}, "tags count only where the loss falls, because a prompt may quote them"),

@@ -35,7 +35,7 @@ def clock_device(
     settings computes, with the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that
     ranks share, whose traffic is not counted yet."""
     if sharing.size > 1 and name not in (None, "cuda"):
-        log_on_main(f"times: not yet available with {sharing.flag} {sharing.size}; leave it out to see them")
+        log_on_main(f"times: not yet available with {sharing.flag} {sharing.size}; remove {sharing.flag} to see them")
         return None
     if name is not None and name.endswith(FILE_SUFFIX):
         return device_of_file(name)
@@ -49,7 +49,7 @@ def device_of_file(path: str) -> Device:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ThreestepError(
             f"--device {path} expects a file written by `python -m benchmarks.clock --measure`, got "
-            f"{type(error).__name__}: {error}; measure again, or name a device"
+            f"{type(error).__name__}: {error}; measure again, or use a device name"
         ) from error
 
 

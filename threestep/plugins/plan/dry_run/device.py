@@ -34,7 +34,7 @@ def check_fits(device: PlannedDevice, most_bytes: int, settings: Mapping[str, An
     """Raise ThreestepError, with flags that help, if tensors of `most_bytes` do not fit. settings: by flag names"""
     if device.memory_bytes is not None and most_bytes > device.memory_bytes:
         size, share = _size_and_share(device.memory_bytes, most_bytes)
-        raise ThreestepError(f"this does not fit {size}: {share}; try {', '.join(_remedies(settings, ranks))}")
+        raise ThreestepError(f"this does not fit on {size}: {share}; try {', '.join(_remedies(settings, ranks))}")
 
 
 def _size_and_share(memory_bytes: int, most_bytes: int) -> tuple[str, str]:

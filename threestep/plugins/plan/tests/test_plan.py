@@ -279,7 +279,7 @@ def test_nothing_that_fits_is_one_sentence(tmp_path):
             for number in ("²", "٣", "0", "1" + 30 * "0", 5000 * "9")
         ),
         (["--model", "8B", "--host_memory_gb", "inf"], "--host_memory_gb expects .*, got inf"),
-        (["--model", "8B", "--gpus", "8xh10"], "got '8xh10'; the names are h100, .*; did you mean 'h100'"),
+        (["--model", "8B", "--gpus", "8xh10"], "got '8xh10'; valid names are h100, .*; did you mean 'h100'"),
     ],
 )
 def test_mistakes(words, sentence):

@@ -117,13 +117,13 @@ def test_each_step_is_fed_with_the_one_before():
         ({"ranks": "two"}, "ranks must be a positive whole number, got 'two'"),
         ({"ranks": True}, "ranks must be a positive whole number, got True"),
         ({"output_dir": None}, "output_dir must be a folder, got None"),
-        ({"shared": ["data_path"]}, r"'shared' must hold settings, got \['data_path'\]"),
+        ({"shared": ["data_path"]}, r"'shared' must contain settings, got \['data_path'\]"),
         ({"model_name_or_path": "m"}, "set either model_name_or_path .* or new_model .*, got both"),
         ({"step1_sft": {"output_dir": "o"}}, "'step1_sft' sets output_dir; set output_dir at the top"),
         ({"shared": {"seed": 3}}, "'shared' sets seed; set seed at the top of the file, or --seed"),
         ({"resume": "runs/x/step_000001"}, "resume must be true or false, got 'runs/x/step_000001'; to resume"),
         ({"shared": {"resume": True}}, "'shared' sets resume, which would resume training in steps that"),
-        ({"step2_dpo": {}}, "(?s)lead to 'step2_dpo' .*got 'step2_reward' too; .*got 'step3_ppo' too; remove one"),
+        ({"step2_dpo": {}}, "(?s)leading up to 'step2_dpo' .*found 'step2_reward'; .*found 'step3_ppo'; remove"),
     ],
 )
 def test_mistakes_are_told(change, message):
@@ -235,7 +235,7 @@ def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path, monkeypatch):
     all_steps.main(["--config", "run.yaml", "--overwrite"])
     assert len(calls) == 4 and all("--overwrite" in call[1] for call in calls[1:])
     monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # an old figure is never taken for one of these
-    with pytest.raises(ThreestepError, match="step1_sft finished but wrote no figures: "):
+    with pytest.raises(ThreestepError, match="step1_sft finished, but its metrics could not be read: "):
         all_steps.main(["--config", "run.yaml", "--overwrite"])
 
 
@@ -296,7 +296,7 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"[1]", None])
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("seconds.json", "seconds.json"), ("step1_sft/summary.json", "wrote no figures: .*summary.json")],
+    [("seconds.json", "seconds.json"), ("step1_sft/summary.json", "metrics could not be read: .*summary.json")],
 )
 def test_damaged_files_of_the_run_are_named(steps, tmp_path, name, words, content):
     all_steps.main(["--config", "run.yaml"])

@@ -39,7 +39,7 @@ def test_a_damaged_one_is_never_exported(run, capsys):
     (newest / "a.bin").write_bytes(b"Weights")
     assert find_checkpoint(run).name == "step_000001"
     assert "skipped step_000002" in capsys.readouterr().err
-    with pytest.raises(ThreestepError, match="step_000002: a.bin does not have the content .*; give another"):
+    with pytest.raises(ThreestepError, match="step_000002: a.bin does not have the content .*; pass another"):
         main([str(newest), str(run / "out")])
     (run / "checkpoints" / "step_000001" / "a.bin").unlink()
     with pytest.raises(ThreestepError, match=r"only damaged checkpoints \(step_000002: a.bin does not have"):
@@ -47,7 +47,7 @@ def test_a_damaged_one_is_never_exported(run, capsys):
 
 
 def test_no_checkpoint_there(tmp_path):
-    with pytest.raises(ThreestepError, match="step_000009: the folder does not exist; give another"):
+    with pytest.raises(ThreestepError, match="step_000009: the folder does not exist; pass another"):
         find_checkpoint(tmp_path / "step_000009")
     with pytest.raises(ThreestepError, match="has no checkpoints in .*; save some with --save_every"):
         find_checkpoint(tmp_path)
@@ -128,10 +128,10 @@ def test_what_was_trained_beside_a_model_is_written_beside_it(exported, tiny_tok
 
 def test_no_checkpoint_there_or_one_of_an_earlier_version(run, tmp_path):
     with pytest.raises(
-        ThreestepError, match="has no models/ with configuration and tokenizer, because an older version of Threestep"
+        ThreestepError, match="has no models/ folder with the configuration and tokenizer, because an older version"
     ):
         main([str(run), str(run / "out")])
-    with pytest.raises(ThreestepError, match="step_000009: the folder does not exist; give another"):
+    with pytest.raises(ThreestepError, match="step_000009: the folder does not exist; pass another"):
         find_checkpoint(tmp_path / "step_000009")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ThreestepError, match="has no checkpoints in .*; save some with --save_every"):

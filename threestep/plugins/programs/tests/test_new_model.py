@@ -210,12 +210,12 @@ def test_texts_of_rows_with_images_and_of_rows_without_text(tmp_path):
         (["--vision", "--vocab_size=262"], r"--vocab_size expects at least 263 \(256 bytes and 7 special tokens\)"),
         (
             ["--vision", "--hidden_size=24", "--num_attention_heads=4"],
-            "--hidden_size 24 does not split .* of a width divisible by 8; give a multiple of 32",
+            "--hidden_size 24 cannot be split .* of a width divisible by 8; use a multiple of 32",
         ),
         (["--vision", "--max_image_tokens=0"], "--max_image_tokens expects 1 or more, got 0"),
         (["--vocab_size=257"], r"--vocab_size expects at least 258 \(256 bytes and 2 special tokens\), got 257"),
         (["--vocab_size=256", "--pad_is_eos"], r"at least 257 \(256 bytes and 1 special token\), got 256"),
-        (["--hidden_size=28", "--num_attention_heads=4"], "--hidden_size 28 does not split .* multiple of 8"),
+        (["--hidden_size=28", "--num_attention_heads=4"], "--hidden_size 28 cannot be split .* multiple of 8"),
         (["--num_hidden_layers=0"], "--num_hidden_layers expects 1 or more, got 0"),
         (["--intermediate_size=0"], "--intermediate_size expects 1 or more, got 0"),
         (["--initializer_range=0"], "--initializer_range expects more than 0, got 0"),
@@ -251,7 +251,7 @@ def test_a_model_of_rows_in_memory(tmp_path, monkeypatch, capfd):
     [
         (SUMS, {"vocab_size": 3}, "^vocab_size expects at least 25"),
         (SUMS, {"hidden_sise": 3}, "^unknown argument hidden_sise; did you mean 'hidden_size'"),
-        (SUMS, {"hidden_size": 6}, "^hidden_size=6 does not split into num_attention_heads=4 of an even width"),
+        (SUMS, {"hidden_size": 6}, "^hidden_size=6 cannot be split into num_attention_heads=4 of an even width"),
         ([], {}, "^rows expects at least one row, got none$"),
     ],
 )

@@ -104,7 +104,7 @@ def test_experts_in_mxfp4_are_read_as_what_they_stand_for(tmp_path, tiny_tokeniz
             {"quant_method": "gptq", "bits": 4},
             "gptq has quantized them .quantization_config in its config.json., and",
         ),
-        ({"quant_method": "awq"}, "awq has quantized them .* give the original, unquantized model$"),
+        ({"quant_method": "awq"}, "awq has quantized them .* pass the original, unquantized model$"),
         ({"quant_method": "mxfp8"}, "mxfp8 has quantized them"),
         ({"quant_method": "compressed-tensors"}, "compressed-tensors has quantized them"),
     ],
@@ -131,7 +131,7 @@ def test_a_method_that_nobody_knows(save_folder, capsys, given):
     settings_in(folder, quantization_config=given)
     words = r"config.json': quantization_config must be a JSON object that says how"
     if isinstance(given, dict):
-        words = f"needs a quant_method that is one of aqlm, .*, vptq, got {given.get('quant_method')!r}; give the"
+        words = f"needs a quant_method that is one of aqlm, .*, vptq, got {given.get('quant_method')!r}; pass the"
     with pytest.raises(ThreestepError, match=words):
         load_config(folder)
 

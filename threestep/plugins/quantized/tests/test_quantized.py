@@ -65,7 +65,7 @@ def mistakes_of(flags: Any) -> list[str]:
 
 
 NO_RANK = (
-    "--load_in_{} freezes the weights that it quantizes, so only adapters can train, but --{}lora_dim is 0; give it a "
+    "--load_in_{} freezes the weights that it quantizes, so only adapters can train, but --{}lora_dim is 0; set a "
     "rank, such as --{}lora_dim 16"
 )
 

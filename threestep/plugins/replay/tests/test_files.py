@@ -118,9 +118,9 @@ def test_the_engine_that_is_dumped_stays_as_it_is(tmp_path, model, how):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"lengths": (3, 5, 1)}, r"rollout_000000_rank1.safetensors holds responses to different prompts from .*dump"),
-        ({"lengths": (3, 5)}, "holds responses to different prompts from this run's; replay with the"),
-        ({"seed": 1}, "holds responses to different seeds from this run's"),
+        ({"lengths": (3, 5, 1)}, r"rollout_000000_rank1.safetensors holds responses whose prompts differ from .*dump"),
+        ({"lengths": (3, 5)}, "holds responses whose prompts differ from this run's; replay with the"),
+        ({"seed": 1}, "holds responses whose seeds differ from this run's"),
         ({"samples": 1}, "was generated with samples_per_prompt = 2, but this run uses 1; replay with the settings"),
         ({"temperature": 0.5}, "was generated with temperature = 1.0, but this run uses 0.5; replay"),
         ({"ends": Ends()}, r'was generated with stop = \["x"\], but this run uses \[\]'),
@@ -264,7 +264,7 @@ def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
     names_of()
     names_of(resume="latest", rollout_dump=folder)
     with pytest.raises(
-        ThreestepError, match="^--rollout_dump expects a folder without rollouts, but .* has some; name"
+        ThreestepError, match="^--rollout_dump expects a folder without rollouts, but .* has some; choose"
     ):
         names_of(rollout_dump=folder)
 

@@ -107,14 +107,14 @@ class RunReader:
     def _run(self, path: Path, name: str) -> ReportedRun:
         if not path.is_dir():
             raise ThreestepError(
-                f"expected a run's folder (its --output_dir), but {path} is not a folder; give an existing one"
+                f"expected a run's folder (its --output_dir), but {path} is not a folder; pass an existing one"
             )
         folders = [path] if _is_step(path) else sorted(child for child in path.iterdir() if _is_step(child))
         steps = [self._step(folder, name) for folder in folders]
         if not steps:
             raise ThreestepError(
-                f"{path} holds no run: none of {', '.join(_FILES)} is in it or in one of its folders; give the "
-                "--output_dir of a step or of all_steps"
+                f"{path} contains no run: neither it nor any of its subfolders contains any of {', '.join(_FILES)}; "
+                "pass the --output_dir of a step or of all_steps"
             )
         return ReportedRun(name, path, sorted(steps, key=lambda step: step.place), _mapping(path / "summary.json", []))
 

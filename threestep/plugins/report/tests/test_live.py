@@ -149,5 +149,5 @@ def test_it_is_served_to_nobody_else(served):
 
 
 def test_a_port_that_is_taken_is_a_sentence(served, sft_run):
-    with pytest.raises(ThreestepError, match=f"--port {served[0]}: .*; give another port, or 0 for a free one"):
+    with pytest.raises(ThreestepError, match=f"--port {served[0]}: .*; choose another port, or 0 for a free one"):
         make_server(LivePage([sft_run("b")]), served[0], Door())

@@ -41,7 +41,7 @@ def test_places_and_pictures(sft_run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expects one or more run folders; give the --output_dir of a run"),
+        ([], "expects one or more run folders; pass the --output_dir of a run"),
         (["a", "--ouut=x"], "unknown flag --ouut; did you mean 'out'"),
         (["/no/such/run"], "expected a run's folder"),
     ],

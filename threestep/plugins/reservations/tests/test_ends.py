@@ -53,7 +53,7 @@ def test_where_the_end_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("given", "environment", "sentence"),
     [
-        ("auto", {}, r"--stop_at auto expects a scheduler to set SLURM_JOB_END_TIME, .* but none is set; give the"),
+        ("auto", {}, r"--stop_at auto expects a scheduler to set SLURM_JOB_END_TIME, .* but none is set; pass a"),
         ("MINE", {}, "--stop_at reads the variable MINE, which is not set; set it, or leave --stop_at out"),
         ("MINE", {"MINE": "1h"}, "--stop_at expects seconds since 1970 or a time such as .* in the variable MINE, got"),
         ("here/no_file", {}, r"--stop_at reads the file here/no_file, which cannot be read \(No such file"),
@@ -83,7 +83,7 @@ def test_an_end_that_is_moved_lost_or_over(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("which cannot be read") == 1  # one warning, not one a step
     file.write_text(f"{MAY_1 - 101:.0f}")
     assert [deadline.seconds_left() for _ in range(3)] == [None] * 3
-    assert capsys.readouterr().out.count("the end passed 1 seconds ago; the run continues without it") == 1
+    assert capsys.readouterr().out.count("the end time passed 1 seconds ago; the run continues without it") == 1
 
 
 def run_in(place: Path, stop_before: str | None = None, stop_at: str | None = None) -> Any:

@@ -161,7 +161,7 @@ def test_who_is_refused():
         open_replay(tiny_causal_lm("llama"), "follow")
     rows = one_row(6)
     _, replay, policy = opened("mixtral", dtype=torch.float32, num_experts_per_tok=4)
-    with pytest.raises(ThreestepError, match="MixtralForCausalLM does not follow .*: every token goes to every expert"):
+    with pytest.raises(ThreestepError, match="MixtralForCausalLM does not use .*: every token goes to every expert"):
         check_replay(replay, lambda part: policy(part).logprobs_M, rows, 1e-5)
     _, replay, policy = opened("mixtral", dtype=torch.float32)
     with pytest.raises(ThreestepError, match="a different choice does not change its log-probabilities"):

@@ -143,7 +143,7 @@ def test_a_coefficient_that_can_do_nothing_is_refused():
     ):
         balance_of(doge, 0.1)
     nameless = tiny("aria_text")
-    with pytest.raises(ThreestepError, match="its configuration does not give the number of experts per token"):
+    with pytest.raises(ThreestepError, match="its configuration does not specify the number of experts per token"):
         balance_of(nameless, 0.1)
 
 

@@ -28,7 +28,7 @@ class EndpointArguments:
 
     topic: ClassVar[str] = "task"
 
-    served_name: str | None = flag(None, "Model name that clients send; default: the path or name you gave.", "name")
+    served_name: str | None = flag(None, "Model name that clients send; default: the path or name you passed.", "name")
     port: int = flag(8000, "Port on 127.0.0.1; 0 picks a free one.", "0 <= port <= 65535")
     api_key_file: str | None = flag(
         None,
@@ -38,8 +38,8 @@ class EndpointArguments:
     )  # fmt: skip
     host: str = flag(
         ADDRESS,
-        "Address to listen on: 127.0.0.1 accepts only this machine; 0.0.0.0 or another of its addresses also "
-        "accepts other machines, whose traffic is not encrypted.",
+        "Address to listen on: 127.0.0.1 accepts requests from this machine only; 0.0.0.0 or another of its "
+        "addresses also accepts requests from other machines, but without encryption.",
         "address",
     )
     max_rows: int | None = flag(

@@ -238,7 +238,7 @@ def _draw_group(logits_AV: torch.Tensor, lines: Sequence[Line]) -> None:
         ]
     for line, each, is_bad in zip(lines, drawn, logprob_A.isnan().tolist(), strict=True):
         if is_bad:
-            line.fail(ThreestepError("the model's logits are NaN, so no token can be drawn; try another --dtype"))
+            line.fail(ThreestepError("the model's logits are NaN, so no token can be sampled; try another --dtype"))
         else:
             line.take(each)
 

@@ -49,7 +49,7 @@ def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch):
         serve.key_of(None)
     with pytest.raises(
         ThreestepError,
-        match="must be a file with a key, but it cannot be read: No such file or directory; give another",
+        match="must be a file with a key, but it cannot be read: No such file or directory; use another",
     ):
         serve.key_of(str(tmp_path / "none"))
 
@@ -64,7 +64,7 @@ def test_words_that_are_missing_or_wrong_are_sentences(folder, monkeypatch):
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setattr(serve, "with_own_server", None)  # nothing is loaded, nor is an engine looked for
-        with pytest.raises(ThreestepError, match=f"--port {port}: .* in use; give another port"):
+        with pytest.raises(ThreestepError, match=f"--port {port}: .* in use; choose another port"):
             serve.main([folder, "--port", str(port)])
 
 
@@ -166,7 +166,5 @@ def test_it_says_where_it_serves_and_shows_a_new_key_alone(reward_folder, monkey
 def test_mistakes_of_a_reward_model_are_sentences(reward_folder):
     with pytest.raises(ThreestepError, match="expected a model, got none; put MODEL before the flags"):
         serve_reward.main([])
-    with pytest.raises(
-        ThreestepError, match="--host 192.0.2.1: this machine has no such address; give one that it has"
-    ):
+    with pytest.raises(ThreestepError, match="--host 192.0.2.1: this machine has no such address; use one that it has"):
         serve_reward.main([reward_folder, "--host", "192.0.2.1", "--port", "0"])

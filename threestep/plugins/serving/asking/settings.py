@@ -38,7 +38,7 @@ class AskSettings:
             mistakes.require(0 < value < 86400, f"{where}: {name} must be a number of seconds above 0, got {value}")
         mistakes.require(
             self.key_variable is None or self.key_file is None,
-            f"{where}: key_variable and key_file both give the key; leave one of them out",
+            f"{where}: key_variable and key_file both specify the key; leave one of them out",
         )
 
 
@@ -53,8 +53,8 @@ def check_url(url: str, where: str) -> None:
         raise ThreestepError(f"{where} expects an address such as http://127.0.0.1:8001/v1/scores, got '{url}'")
     if parts.username is not None or parts.query:
         raise ThreestepError(
-            f"{where}: the address contains a user, a password or a query; keep keys out of it, and give key_file "
-            "or key_variable instead"
+            f"{where}: the address contains a user, a password or a query; keep keys out of it, and set key_file or "
+            "key_variable instead"
         )
 
 

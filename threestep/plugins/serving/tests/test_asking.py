@@ -25,7 +25,7 @@ def test_settings_without_mistakes_have_none():
         ({"concurrency": 0}, "judge.yaml: concurrency must be at least 1, got 0"),
         ({"retries": -1}, "judge.yaml: retries must be at least 0, got -1"),
         ({"seconds": 0.0}, "judge.yaml: seconds must be a number of seconds above 0, got 0.0"),
-        ({"key_variable": "KEY", "key_file": "key"}, "key_variable and key_file both give the key"),
+        ({"key_variable": "KEY", "key_file": "key"}, "key_variable and key_file both specify the key"),
     ],
 )
 def test_each_mistake_is_named(given, said):

@@ -108,7 +108,7 @@ def test_a_socket_is_of_this_machine_alone_and_its_port_is_free():
 
 def test_a_port_that_is_in_use_is_a_sentence_and_one_that_is_free_stays_free():
     with listening(0) as taken:
-        with pytest.raises(ThreestepError, match="^--port [0-9]+: Address already in use; give another port$"):
+        with pytest.raises(ThreestepError, match="^--port [0-9]+: Address already in use; choose another port$"):
             check_port("--port", taken.getsockname()[1])
     port = free_port()
     check_port("--port", port)

@@ -91,7 +91,7 @@ def test_families_that_cannot_be_verified(family, said):
         return engine_of(known("llama")[0], how)[0]
 
     with pytest.raises(
-        ThreestepError, match=f"--speculate 1 verifies several .* at once, but .* cannot do this: .*{said}"
+        ThreestepError, match=f"--speculate 1 verifies several .* at once, but .* does not support this: .*{said}"
     ):
         engine_for(Speculation(1)).check(nullcontext(model), own)
     engine = engine_for(Speculation(1, is_auto=True))
@@ -163,7 +163,9 @@ def test_a_head_that_fails_is_named(llama):
     broken = new_head(model, 1, 0)
     broken.depths[0].eh_proj = torch.nn.Linear(3, 3)
     engine.draw_by(Guessing(Speculation(1), lambda: nullcontext(broken), print))
-    with pytest.raises(ThreestepError, match="but LlamaForCausalLM cannot do this: its head fails .RuntimeError: "):
+    with pytest.raises(
+        ThreestepError, match="but LlamaForCausalLM does not support this: its head fails .RuntimeError: "
+    ):
         engine.check(nullcontext(model), own)
 
 
@@ -172,7 +174,7 @@ def test_a_head_that_fails_is_named(llama):
     [
         (
             {"mtp_num_layers": 0, "speculate_by": "head"},
-            "--speculate 1 guesses with a .* head, but there is none; give --mtp_num_layers 1 or --speculate_by ngram",
+            "--speculate 1 guesses with a .* head, but there is none; add --mtp_num_layers 1 or --speculate_by ngram",
         ),
         ({"speculate": "0", "speculate_by": "ngram"}, "--speculate_by ngram chooses how --speculate guesses, but"),
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --speculate 1; remove it"),

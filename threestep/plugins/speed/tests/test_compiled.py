@@ -128,7 +128,7 @@ def test_where_the_limit_is_reached_a_line_says_so_and_nothing_changes(capsys):
         torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
     assert capsys.readouterr().out == (
         "warning: LlamaForCausalLM runs uncompiled from here on, because it would need "
-        "more than 1 compiled variants of rows or blocks; leave --torch_compile out\n"
+        "more than 1 compiled variants for its rows or blocks; consider removing --torch_compile\n"
     )
 
 

@@ -169,7 +169,7 @@ def test_what_is_wrong_or_missing_is_not_taken(monkeypatch, product, words):
     monkeypatch.setattr(cpu_products, "_is_slow_for_mkl", lambda: True)
     monkeypatch.setattr(cpu_products, "_product", product)
     assert chosen_products(None, CPU) == TORCH
-    with pytest.raises(ThreestepError, match=f"--cpu_products onednn is not available: {words}.* or give torch"):
+    with pytest.raises(ThreestepError, match=f"--cpu_products onednn is not available: {words}.* or set it to torch"):
         chosen_products(ONEDNN, CPU)
     assert chosen_products(None, CPU, begun=ONEDNN) == TORCH  # which nobody wanted by name
 

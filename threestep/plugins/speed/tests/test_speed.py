@@ -77,7 +77,7 @@ def mistakes_of(compiles: bool = False, *, settings: Any = None, **given: Any) -
         ({"mlp_tiles": 0}, "--mlp_tiles expects 1 or more, got 0"),
         (
             {"mlp_tiles": 4, "compiles": True},
-            "--mlp_tiles 4 and --torch_compile change the same forward in two ways that",
+            "--mlp_tiles 4 and --torch_compile change the same forward pass and have",
         ),
         (
             {"use_liger_kernel": True, "compiles": True},
@@ -85,7 +85,7 @@ def mistakes_of(compiles: bool = False, *, settings: Any = None, **given: Any) -
         ),
         (
             {"activation_offload": True},
-            "--activation_offload moves what gradient checkpointing stores of each layer",
+            "--activation_offload moves to host memory the layer inputs that gradient",
         ),
         (
             {"compiles": True, "settings": {"load_in_8bit": True}},
@@ -252,7 +252,7 @@ def test_on_a_gpu_inputs_go_to_pinned_memory_and_back_without_a_wait(on_cuda):
 
 
 def test_a_cpu_is_refused():
-    with pytest.raises(ThreestepError, match="does nothing on a CPU; leave it out"):
+    with pytest.raises(ThreestepError, match="does nothing on a CPU; remove --activation_offload"):
         check_offloads(False)
     check_offloads(True)
 
@@ -396,5 +396,5 @@ def test_an_mlp_that_reads_its_neighbours_is_refused():
     for layer in model.model.layers:
         whole = layer.mlp.forward
         layer.mlp.forward = MethodType(lambda mlp, states, whole=whole: whole(states.cumsum(1) / 9), layer.mlp)
-    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes something different in tiles"):
+    with pytest.raises(ThreestepError, match="LlamaForCausalLM computes different results when tiled"):
         tile_mlps(model, 2)

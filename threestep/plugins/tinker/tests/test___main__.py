@@ -68,5 +68,5 @@ def test_a_folder_serves_one_at_a_time_and_no_empty_address_opens_it_to_all(word
         with pytest.raises(ThreestepError, match="--output_dir .*state is in use by a run: process"):
             program.main(words)
     for host in ("", " "):
-        with pytest.raises(ThreestepError, match="--host expects an address, got '.?'; give 127.0.0.1, or 0.0.0.0"):
+        with pytest.raises(ThreestepError, match="--host expects an address, got '.?'; use 127.0.0.1, or 0.0.0.0"):
             program.main([*words, "--host", host])

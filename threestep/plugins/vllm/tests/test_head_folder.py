@@ -122,7 +122,7 @@ def test_folders_and_runs_without_a_head_are_refused(tmp_path):
 
 @pytest.mark.parametrize("other", [["--part", "critic"], ["--keep_lora"]])
 def test_a_head_goes_with_the_merged_model(tmp_path, other):
-    with pytest.raises(ThreestepError, match="--mtp needs the merged model; leave out --keep_lora and --part"):
+    with pytest.raises(ThreestepError, match="--mtp needs the merged model; remove --keep_lora and --part"):
         export.main([str(tmp_path), str(tmp_path / "out"), "--mtp", "vllm", *other])
 
 

@@ -59,7 +59,7 @@ from training.utils.generation.table import RolloutEngineFlags, ServerOrder, eng
         ({"vllm_tensor_parallel_size": 0}, "--vllm_tensor_parallel_size expects 1 or more, got 0"),
         (
             {"vllm_tensor_parallel_size": 2, "vllm_check_weights": True},
-            "--vllm_check_weights needs whole weights, but --vllm_tensor_parallel_size is 2; leave one of them out",
+            "--vllm_check_weights needs unsharded weights, but --vllm_tensor_parallel_size is 2; leave one of them out",
         ),
         ({}, None),
     ],
@@ -82,12 +82,12 @@ def test_names_stand_for_engines_and_what_they_do_by_default():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"mtp_num_layers": 0}, "--vllm_speculate 2 guesses with a .* head, but there is none; give .* or leave"),
+        ({"mtp_num_layers": 0}, "--vllm_speculate 2 guesses with a .* head, but there is none; add .* or remove"),
         (
             {"rollout_engine": "hf"},
-            "--rollout_engine hf does not support --vllm_speculate, got 2; leave --vllm_speculate out, or",
+            "--rollout_engine hf does not support --vllm_speculate 2; remove --vllm_speculate, or",
         ),
-        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate, got 2; "),
+        ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate 2; "),
         (
             {"speculate": "1"},
             "--vllm_speculate 2 works only with --rollout_engine vllm, but --speculate 1 works only with hf; remove",
@@ -99,7 +99,7 @@ def test_names_stand_for_engines_and_what_they_do_by_default():
         ({"min_p": 0.05}, r"--vllm_speculate 2 cannot be combined with --min_p 0.05, because vLLM 0.32 .*; leave"),
         (
             {"vllm_tensor_parallel_size": 2},
-            "head's whole weights, but --vllm_tensor_parallel_size is 2; leave one of them out",
+            "head's weights unsharded, but --vllm_tensor_parallel_size is 2; leave one of them out",
         ),
         ({"mtp_final_norm": False}, "--vllm_speculate 2 needs a Qwen2, .* got qwen2 with a head without a norm at"),
     ],

@@ -93,7 +93,7 @@ def test_rounds_of_an_earlier_run_are_refused_or_removed(programs, tmp_path):
     calls, _ = programs
     all_steps.main(["--config", "run.yaml"])
     (tmp_path / "runs/x/step1_sft/summary.json").unlink()
-    with pytest.raises(ThreestepError, match="runs/x/rounds holds rounds of an earlier run; give --resume to continue"):
+    with pytest.raises(ThreestepError, match="runs/x/rounds holds rounds of an earlier run; pass --resume to continue"):
         all_steps.main(["--config", "run.yaml"])
     (tmp_path / "runs/x/rounds/2/old").write_text("")
     all_steps.main(["--config", "run.yaml", "--overwrite"])
@@ -105,7 +105,7 @@ def test_rounds_of_an_earlier_run_are_refused_or_removed(programs, tmp_path):
     [
         ({"rounds": 0}, "f: rounds must be a positive whole number, got 0"),
         ({"rounds": None}, "f: rounds must be a positive whole number, got None"),
-        ({"best_of": ...}, "f: rounds need a section best_of, but there is none; add it"),
+        ({"best_of": ...}, "f: rounds require the section 'best_of', but it is missing; add it"),
         (
             {"step3_ppo": {}},
             "f: rounds train step2_dpo after step1_sft and step2_reward, but the file also has 'step3_ppo'; remove",
@@ -158,7 +158,7 @@ def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
 
 def test_rounds_are_not_chosen_by_number(programs):
     with pytest.raises(
-        ThreestepError, match="--step selects steps, but the file also has rounds, which follow all steps; leave"
+        ThreestepError, match="--step selects steps, but the file also has rounds, which run after all steps; remove"
     ):
         all_steps.main(["--config", "run.yaml", "--step", "1"])
 

@@ -161,7 +161,7 @@ ONES = torch.ones(3, dtype=torch.int64)
             "the same number of response masks, total lengths and response lengths, got 2, 1 and 1",
         ),
         (([], [], [], 16), "a row needs at least one sequence, got none"),
-        (([ONES, ONES.bool()], [8, 8], [3, 3], 16), "need the same dtype, got torch.bool, torch.int64"),
+        (([ONES, ONES.bool()], [8, 8], [3, 3], 16), "must have the same dtype, got torch.bool, torch.int64"),
         (([ONES, ONES], [8, 8], [3, 4], 16), "sequence 1: got a mask of 3 tokens for a response of 4 tokens in a"),
         (([ONES], [2], [3], 16), "sequence 0: got a mask of 3 tokens for a response of 3 tokens in a sequence of 2"),
         (([ONES, ONES], [8, 8], [3, 3], 15), "sequences of 16 tokens in total do not fit in a row of 15"),

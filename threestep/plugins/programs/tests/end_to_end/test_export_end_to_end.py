@@ -120,7 +120,7 @@ def test_what_cannot_be_exported_is_one_sentence(alone, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").write_text("")
     for flags, sentence in [
-        ([run, tmp_path / "full"], "full'; remove it, or name another"),
+        ([run, tmp_path / "full"], "full'; remove it, or choose another"),
         ([run, tmp_path / "out", "--keep_lora"], "was trained without LoRA; leave --keep_lora out"),
         ([run, tmp_path / "out", "--part", "critic"], "needs a checkpoint with a critic, but this one has only model"),
         ([run, tmp_path / "out", "--part", "average"], "has no average because the run did not use --enable_ema"),
