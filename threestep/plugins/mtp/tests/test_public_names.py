@@ -190,7 +190,7 @@ def test_a_head_that_reads_states_before_the_models_norm_needs_that_norm(tmp_pat
     checkpoint(tmp_path, model, "ernie", drawn_head(model, "ernie", 1))
     found = public_head_in(str(tmp_path), 2)
     alone = {name: tensor for name, tensor in found.tensors.items() if name != "model.norm.weight"}
-    with pytest.raises(ThreestepError, match="heads of ERNIE-4.5 read .* needs model.norm.weight in the same files"):
+    with pytest.raises(ThreestepError, match="heads of ERNIE-4.5 use .* requires model.norm.weight in the same files"):
         replace(found, tensors=alone).read(new_head(model, 1, seed=2))
 
 

@@ -41,7 +41,7 @@ def test_what_cannot_be_converted(tmp_path):
             Path("c"),
             tmp_path / "file" / "c",
             "adamw",
-            "cannot convert c for .* into .*/file/c: Not a directory; free disk",
+            "cannot convert c into .*/file/c for .*: .*/file/c: Not a directory; free disk",
         ),
         (
             Path("c"),
