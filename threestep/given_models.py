@@ -49,7 +49,7 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, *, resu
     """
     _check_kind(model, name)
     if tokenizer is None:
-        raise ThreestepError(f"--{name} is a loaded model, so it needs a tokenizer, got None; pass one as tokenizer")
+        raise ThreestepError(f"--{name} is a loaded model, so it needs a tokenizer, but tokenizer is None; pass one")
     _refuse(model, name, _differences(model))
     if getattr(model, "is_gradient_checkpointing", False):
         log("model: its gradient checkpointing setting is ignored; to turn it on, use gradient_checkpointing=True")
@@ -196,7 +196,7 @@ def _write_frozen(model: Any, folder: Path, name: str) -> None:
     """Name the weights that do not train."""
     frozen = [weight for weight, part in model.named_parameters() if not part.requires_grad]
     if name == _CRITIC and len(frozen) == len(list(model.parameters())):
-        log("model: all weights of the given reward model are frozen, but the critic that starts from it is trained")
+        log("model: all weights of the given reward model are frozen, but the critic initialized from it is trained")
     elif frozen:
         (folder / FROZEN).write_text("\n".join(frozen) + "\n", encoding="utf-8")
 
@@ -264,7 +264,7 @@ def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
     if odd is not None:
         raise ThreestepError(
             f"tokenizer: saving and reloading this {_kind(given)} changes its {odd}, because part of it exists only in "
-            "memory; change what is saved (its files, add_tokens, chat_template)"
+            "memory; make such changes where they are saved (its files, add_tokens, chat_template)"
         )
 
 
@@ -283,7 +283,7 @@ def _check_origin(given: Any) -> None:
         return
     if type(in_file) is PreTrainedTokenizerFast and text_ids(given) != text_ids(in_file):
         raise ThreestepError(
-            f"tokenizer produces different ids from the tokenizer.json of '{origin}', because transformers loaded it "
+            f"tokenizer: its ids differ from those of the tokenizer.json of '{origin}', because transformers loaded it "
             f"as a {_kind(given)}; pass transformers.PreTrainedTokenizerFast.from_pretrained('{origin}')"
         )
 

@@ -63,8 +63,8 @@ def _check_addresses(addresses: Sequence[str]) -> None:
     for place, text in enumerate(addresses):
         if " " in text.partition(":")[0] and not os.path.exists(text):
             raise ThreestepError(
-                f"rows expects dicts, paths or addresses, got the text {text!r:.60} at index {place}; to train "
-                f"on texts, pass dicts: [{{'text': text}} for text in texts]"
+                f"rows expects dicts, paths or addresses, got the string {text!r:.60} at index {place}; to train on "
+                "strings, pass dicts: [{'text': text} for text in texts]"
             )
 
 
@@ -93,8 +93,8 @@ def _plain_rows(rows: Any) -> Any:
     shown = getattr(rows, "format", None) or {}
     if shown.get("type") == "custom":
         raise ThreestepError(
-            "rows expects a datasets.Dataset without a transform, got one with set_transform; apply the "
-            "transform first: rows.map(...)"
+            "rows expects a datasets.Dataset without a transform, got one that uses set_transform; apply the transform "
+            "first: rows.map(...)"
         )
     columns = shown.get("columns") or rows.column_names
     return rows if list(columns) == list(rows.column_names) else rows.with_format(None).select_columns(columns)
@@ -207,7 +207,7 @@ def _file_address(function: Any, setting: str) -> str:
     if path is None or nested or function.__module__ == _MAIN or not os.path.isfile(path):
         raise ThreestepError(
             f"{setting}: with num_ranks, other processes import '{name}', so it must be a top-level function of an "
-            f"importable file, got one defined in {getattr(function, '__module__', 'no module')}; move it to such a "
+            f"importable file, but it is defined in {getattr(function, '__module__', 'no module')}; move it to such a "
             "file, or pass 'FILE.py:NAME'"
         )
     return f"{path}:{name}"

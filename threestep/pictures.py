@@ -58,7 +58,7 @@ class PictureFolder:
         except OSError as problem:
             raise ThreestepError(
                 f"{where} expects an image (bytes, a PIL image or a file path), got '{path}', which cannot be read "
-                f"({problem.strerror}); relative paths start at the current folder, {Path.cwd()}"
+                f"({problem.strerror}); relative paths are resolved from the current folder, {Path.cwd()}"
             ) from problem
 
     def _written(self, content: bytes) -> str:

@@ -22,16 +22,17 @@ class AheadArguments:
 
     rollouts_ahead: str = flag(
         "0",
-        "Draw responses this many steps ahead, while earlier steps train: each step then learns from responses drawn "
-        "with weights exactly this many steps older, and its losses are corrected for that (--mismatch_correction). "
-        "0 draws with the newest weights. free: learn from prompts as their responses finish, in an order that "
-        "depends on timing and is recorded.",
+        "Generate responses this many steps ahead, while earlier steps train: each step then learns from responses "
+        "generated with weights exactly this many steps older, and its losses are corrected for that "
+        "(--mismatch_correction). 0 generates with the newest weights. free: learn from prompts as their responses "
+        "finish, in an order that depends on timing and is recorded.",
         "steps",
     )
     max_rollout_age: int | None = flag(
         None,
-        "With --rollouts_ahead free: the maximum age, in steps, of the weights that drew the responses a step learns "
-        f"from; a step waits for responses that would be too old for the next one. Default: {DEFAULT_ROLLOUT_AGE}.",
+        "With --rollouts_ahead free: the maximum age, in steps, of the weights that generated the responses a step "
+        "learns from; a step waits for responses that would be too old for the next one. Default: "
+        f"{DEFAULT_ROLLOUT_AGE}.",
         "steps >= 1",
     )
     replay_schedule: str | None = flag(
@@ -51,8 +52,8 @@ class AheadArguments:
         for name in ("max_rollout_age", "replay_schedule"):
             mistakes.require(
                 self.takes_as_they_end or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} needs --rollouts_ahead {FREE}, but --rollouts_ahead is {given}; "
-                "leave one of them out",
+                f"--{name} {getattr(self, name)} needs --rollouts_ahead {FREE}, but --rollouts_ahead is {given}; set "
+                f"--rollouts_ahead {FREE}, or remove --{name}",
             )
 
     @property

@@ -38,7 +38,7 @@ def read_schedule(path: str | Path, admission: Admission) -> GroupSchedule:
     """Return the schedule in a rollouts.jsonl, up to the last step of the run. ThreestepError if it is none of such a
     run. admission: of all ranks."""
     flag, path = "--replay_schedule", Path(path)
-    remedy = "give the rollouts.jsonl of a run with --rollouts_ahead free and these settings"
+    remedy = "pass the rollouts.jsonl of a run with --rollouts_ahead free and these settings"
     lines = [line for line in read_rollouts(path) if "rows" in line]
     if not lines or not all({"positions", "versions"} <= line.keys() for line in lines):
         raise ThreestepError(f"{flag}: {path} is not the schedule of a run with --rollouts_ahead free; {remedy}")

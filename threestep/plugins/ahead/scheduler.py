@@ -84,13 +84,13 @@ class AheadScheduler(RolloutScheduler):
         ):
             mistakes.require(
                 not given,
-                f"--rollouts_ahead {self.flags.rollouts_ahead} draws responses before the step that trains on them, "
-                f"but --{name} {why}; leave one of them out",
+                f"--rollouts_ahead {self.flags.rollouts_ahead} generates responses before the step that trains on "
+                f"them, but --{name} {why}; remove one of them",
             )
         mistakes.require(
             not self.flags.takes_as_they_end or not self.source,
-            f"--{self.source} numbers rollouts in the order they are drawn, which depends on timing with "
-            f"--rollouts_ahead free; leave --{self.source} out, and repeat a run with --replay_schedule",
+            f"--{self.source} numbers rollouts in the order they are generated, which depends on timing with "
+            "--rollouts_ahead free; remove it, and repeat a run with --replay_schedule",
         )
 
     def check_run(
@@ -99,19 +99,19 @@ class AheadScheduler(RolloutScheduler):
         ahead = self.flags.rollouts_ahead
         if rollouts <= self.flags.steps_ahead and not self.flags.takes_as_they_end:
             raise ThreestepError(
-                f"--rollouts_ahead {ahead} needs a run of more than {ahead} rollouts, but this run has {rollouts}, "
-                "so the initial weights would draw them all; lower --rollouts_ahead, or give more data or epochs"
+                f"--rollouts_ahead {ahead} needs a run of more than {ahead} rollouts, but this run has {rollouts}, so "
+                "the initial weights would generate them all; lower --rollouts_ahead, or use more data or epochs"
             )
         if media is not None:
             raise ThreestepError(
                 f"--rollouts_ahead {ahead} does not work with prompts that have {media.name}, because the model in "
-                "training computes their features; leave --rollouts_ahead out"
+                "training computes their features; remove --rollouts_ahead"
             )
         if engine.takes_weights and ranks > 1 and not engine.meets_other_ranks:
             raise ThreestepError(
                 f"--rollouts_ahead {ahead} with --rollout_engine {self.ppo.rollout_engine} works on one rank only, "
                 f"because the first rank sends weights while the other ranks train, but this run has {ranks} ranks; "
-                "use one rank, or leave --rollouts_ahead out"
+                "use one rank, or remove --rollouts_ahead"
             )
         if self.flags.replay_schedule is not None:
             self._schedule(prompts_of_step, rollouts)

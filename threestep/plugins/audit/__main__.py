@@ -136,13 +136,13 @@ def _refuse_what_has_no_effect(program: str, options: argparse.Namespace) -> Non
     of_reruns = ("python_a", "python_b", "code_a", "code_b")
     given = [name for name in of_reruns if getattr(options, name)] + ["work"] * (options.work != DEFAULT_WORK)
     if options.other and given and not options.trust_run:
-        raise ThreestepError(f"{program}: --{given[0]} is for reruns; add --trust_run, or leave it out")
+        raise ThreestepError(f"{program}: --{given[0]} is only for reruns; add --trust_run, or remove --{given[0]}")
     given += ["trust_run"] * options.trust_run
     if options.other and options.settings:
-        raise ThreestepError(f"{program}: --as is for one record, but two runs were given; leave it out")
+        raise ThreestepError(f"{program}: --as applies to a single record, but two runs were given; remove --as")
     if not options.other and given:
         raise ThreestepError(
-            f"{program}: --{given[0]} is for two runs (RUN_A RUN_B), but only one folder was given; leave it out"
+            f"{program}: --{given[0]} is only for two runs (RUN_A RUN_B), but one folder was given; remove --{given[0]}"
         )
 
 

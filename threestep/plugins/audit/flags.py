@@ -28,8 +28,8 @@ class RecordingArguments:
     digests: bool | None = flag(
         None,
         "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, which `threestep audit RUN_A RUN_B` reads "
-        "to find the first step that differs. Default: true on a CPU, false on a GPU, where each step then waits for "
-        "the device.",
+        "to find the first step that differs. Default: true on a CPU, false on a GPU, where it makes each step wait "
+        "for the device.",
     )
     record_values: bool = flag(
         False,
@@ -41,8 +41,8 @@ class RecordingArguments:
         """Collect mistakes in these settings."""
         mistakes.require(
             bool(self.record_steps) or not self.record_values,
-            "--record_values needs --record_steps, but no steps are given; add --record_steps, or leave "
-            "--record_values out",
+            "--record_values needs --record_steps, but no steps are given; add --record_steps, or remove "
+            "--record_values",
         )
 
 
@@ -60,13 +60,13 @@ def check_rows(flags: Any, mistakes: Mistakes, name: str, asks: bool) -> None:
     """Note rows and optimizers that a record cannot hold. name: of a flag that records steps, and asks: for some."""
     mistakes.require(
         not (asks and flags.data.form is not None),
-        f"{name} needs sequences that are one run of tokens each, but --parallel_thinking lays out paths side by "
-        "side; leave one of them out",
+        f"{name} needs each sequence to be one contiguous run of tokens, but --parallel_thinking lays out paths side "
+        "by side; remove one of them",
     )
     optimizer = flags.settings["optimizer"] if asks else ADAMW
     mistakes.require(
         optimizer == ADAMW,
-        f"{name} records and checks AdamW's steps, but --optimizer is {optimizer}; leave one of them out",
+        f"{name} records and checks AdamW's steps, but --optimizer is {optimizer}; remove one of them",
     )
 
 

@@ -83,7 +83,7 @@ def _read(found: Rerun) -> TracedRecord:
     if not (found.folder / "record.json").is_file():
         raise ThreestepError(
             f"{found.folder} has no record of the step, because a record cannot hold its rows (parallel paths, or "
-            "conversations with forks); leave out --trust_run to compare the digests alone"
+            "conversations with forks); remove --trust_run to compare only the digests"
         )
     record = read_record(found.folder)
     return TracedRecord(record, read_layers(found.folder, record.head.ranks))

@@ -71,7 +71,7 @@ def compare(a: RunDigests, b: RunDigests, of_rounding: Sequence[str]) -> Compari
     """Find the first difference. of_rounding: what may round the runs differently; nothing: every bit counts."""
     if a.program != b.program:
         raise ThreestepError(
-            f"two runs can be compared only if they are of the same program, got {a.program} and {b.program}"
+            f"two runs can be compared only if they come from the same program, got {a.program} and {b.program}"
         )
     steps = tuple(key for key in a.steps if key in b.steps)
     floor = 0.0 if not of_rounding else max(FLOORS[str(_dtype(run))] for run in (a, b))

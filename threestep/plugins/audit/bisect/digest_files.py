@@ -60,7 +60,7 @@ def read_digests(folder: Path) -> RunDigests:
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), start=1)]
     versions = [checked_json(_Version, line, where).digests for where, line in lines]
     if not versions or versions[0] is None:
-        raise ThreestepError(f"{path} has no first line with `digests`: the file is incomplete")
+        raise ThreestepError(f"the first line of {path} has no `digests`: the file is incomplete")
     begins, steps = list[dict[str, Any]](), dict[StepKey, dict[str, Any]]()
     for version, (where, line) in zip(versions, lines, strict=True):
         if version is None:

@@ -32,7 +32,7 @@ def prime_rl_record(
     place = Path(folder)
     ranks = [_rank(place / f"rank_{rank}.jsonl") for rank in range(len(list(place.glob("rank_*.jsonl"))))]
     if not ranks:
-        raise ThreestepError(f"{place} has no token exports of prime-rl (rank_0.jsonl and so on)")
+        raise ThreestepError(f"{place} has no token exports from prime-rl (rank_0.jsonl and so on)")
     step = place.name.removeprefix("step_")
     own = checked_settings(settings, "settings of prime_rl_record")
     number = int(step) if step.isdigit() else 1
@@ -48,7 +48,7 @@ def _rank(path: Path) -> Arrays:
     for number, row in enumerate(rows, 1):
         for name in ("token_ids", "loss_mask"):
             if not isinstance(row.get(name), list):
-                raise ThreestepError(f"{path}, row {number} has no list {name}, only {sorted(row)}")
+                raise ThreestepError(f"{path}, row {number}: expected a list '{name}', found only {sorted(row)}")
     lengths = [length for row in rows for length in _documents(row)]
     found: Arrays = {
         "lengths": np.array(lengths, dtype=np.int64),

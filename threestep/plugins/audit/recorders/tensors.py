@@ -122,7 +122,8 @@ def _place(own: WatchedForward, ids_NT: torch.Tensor, real_NT: torch.Tensor) -> 
         if torch.equal(own.ids_NT[:, :width][real_Nt], ids_NT[:, begin : begin + width][real_Nt]):
             return begin, width
     raise ThreestepError(
-        "the forward pass of a DPO step must read the rows of compute_loss, whole or cut, but it read other rows"
+        "the forward pass of a DPO step must run on the rows passed to compute_loss, whole or truncated, but it ran on "
+        "other rows"
     )
 
 
@@ -133,8 +134,8 @@ def marked_tensors(batch: WatchedMicroBatch) -> Tensors:
     wanted = ("input_ids", "attention_mask", "completion_mask", "label")
     if any(name not in inputs for name in wanted):
         raise ThreestepError(
-            f"a record of KTO needs {', '.join(wanted)} among the inputs of compute_loss, got {', '.join(inputs)}; "
-            "KTO in TRL before 1.0 has other inputs and cannot be recorded"
+            f"a record of KTO needs {', '.join(wanted)} among the inputs of compute_loss, got {', '.join(inputs)}; KTO "
+            "in TRL before 1.0 has different inputs and cannot be recorded"
         )
     found = _read_rows(batch) | {"is_good": torch.as_tensor(inputs["label"]).bool()}
     if "ref_logps" in inputs:

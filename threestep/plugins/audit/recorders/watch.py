@@ -62,7 +62,7 @@ def _kind_of(trainer: Any) -> str:
         if kind.__module__.startswith("trl.") and "Base" not in kind.__name__:
             break  # TRL's for another loss
     raise ThreestepError(
-        f"recorded expects one of {', '.join(OBJECTIVES)} of TRL and transformers, or a subclass of one, got "
+        f"recorded expects one of {', '.join(OBJECTIVES)} from TRL or transformers, or a subclass of one, got "
         f"{type(trainer).__name__}; for other trainers, write records in the format of "
         "threestep/plugins/audit/README.md"
     )

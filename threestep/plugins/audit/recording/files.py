@@ -134,12 +134,12 @@ def _head(text: str, path: str) -> RecordHead:
     for group, known in (("settings", SETTINGS), ("figures", FIGURES)):
         for name in getattr(head, group):
             if name not in known:
-                raise ThreestepError(f"{path}: {group} has the unknown name '{name}'{nearest_names(name, known)}")
+                raise ThreestepError(f"{path}: unknown name '{name}' in {group}{nearest_names(name, known)}")
     if head.critic and not {"model", "settings"} <= head.critic.keys():
         raise ThreestepError(f"{path}: critic expects model and settings, got {', '.join(head.critic)}")
     for name, value in [*head.settings.items(), *head.critic.get("settings", {}).items()]:
         if name not in SETTINGS:
-            raise ThreestepError(f"{path}: the critic's settings have the unknown name '{name}'")
+            raise ThreestepError(f"{path}: unknown name '{name}' in the critic's settings")
         check_setting(name, value, path)
     return head
 
@@ -148,7 +148,7 @@ def checked_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings; ThreestepError for a name or a value that a record does not have."""
     for name, value in settings.items():
         if name not in SETTINGS:
-            raise ThreestepError(f"{where} has the unknown name '{name}'{nearest_names(name, SETTINGS)}")
+            raise ThreestepError(f"{where}: unknown name '{name}'{nearest_names(name, SETTINGS)}")
         check_setting(name, value, where)
     return dict(settings)
 

@@ -25,7 +25,7 @@ def check_tensors(tensors: Mapping[str, np.ndarray], where: str) -> None:
     for name, values in tensors.items():
         known = TENSORS.get(name)
         if known is None:
-            raise ThreestepError(f"{where} has the unknown tensor '{name}'{nearest_names(name, TENSORS)}")
+            raise ThreestepError(f"{where}: unknown tensor '{name}'{nearest_names(name, TENSORS)}")
         if values.dtype.kind != known.kind or values.ndim != len(known.axis):
             raise ThreestepError(
                 f"{where}: {name} expects {_KINDS[known.kind]} in {len(known.axis)} dimension(s) [{known.axis}], got "

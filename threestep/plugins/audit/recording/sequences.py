@@ -62,7 +62,8 @@ def sequences_of(rows: TokenRows, *, keeps_media: bool = False) -> RowSequences:
         is_run = bool((place_m + 1 < len(flat)).all()) and torch.equal(ids[flat[place_m + 1]], target_ids_M[mine])
         if not is_run or not torch.equal(flat[place_m], predictor_M[mine]):
             raise ThreestepError(
-                "a record needs each sequence to be one run of tokens, got parallel paths or a conversation with forks"
+                "a record needs each sequence to be one contiguous run of tokens, got parallel paths or a conversation "
+                "with forks"
             )
         places[mine] = begin + place_m + 1
         lengths.append(len(flat))

@@ -54,8 +54,8 @@ class StateWatch:
         count = sum(getattr(weight, "ds_numel", weight.numel()) for weight in self.engine.module.parameters())
         if self.keeps and count > MOST_WEIGHTS:
             log(
-                f"warning: --record_values is for models up to {MOST_WEIGHTS:,} weights, but this model has "
-                f"{count:,}; recording digests alone"
+                f"warning: --record_values is for models up to {MOST_WEIGHTS:,} weights, but this model has {count:,}; "
+                "recording only digests"
             )
             self.keeps = False
         at_next_step(self.engine, self._before, self._after)
