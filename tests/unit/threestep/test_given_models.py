@@ -205,7 +205,7 @@ def test_frozen_weights_are_named(tokenizer, tmp_path, capsys):
     assert len((given_of(whole, tokenizer, tmp_path) / FROZEN).read_text().split()) == len(list(whole.parameters()))
     assert "the critic" not in capsys.readouterr().out
     assert not (given_of(whole, tokenizer, tmp_path, "critic_model_name_or_path") / FROZEN).exists()
-    assert "the critic that starts from it is trained" in capsys.readouterr().out
+    assert "the critic initialized from it is trained" in capsys.readouterr().out
 
 
 def unsaved(folder):
@@ -244,7 +244,7 @@ def test_what_is_no_model(tokenizer, tmp_path):
     refused(nn.DataParallel(made()), "expects a plain model, got a wrapped DataParallel; pass its module$")
     refused(torch.compile(made()), "expects .* got a wrapped OptimizedModule; pass its _orig_mod with torch_compile=")
     refused(SimpleNamespace(pretrained_model=made()), "expects .* pass its pretrained_model$")
-    refused(made(), "is a loaded model, so it needs a tokenizer, got None; pass one as tokenizer$", None)
+    refused(made(), "is a loaded model, so it needs a tokenizer, but tokenizer is None; pass one$", None)
     refused(
         made(),
         "expects a model that can be saved, but saving this LlamaForCausalLM failed: of no use",
@@ -271,7 +271,7 @@ def test_a_tokenizer_is_what_its_files_hold(tokenizer, tmp_path):
     config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer_class": "LlamaTokenizerFast"}))
     misread = AutoTokenizer.from_pretrained(tmp_path / "misread")
     with pytest.raises(
-        ThreestepError, match=r"^tokenizer produces different ids from the tokenizer.json of '.*misread', bec"
+        ThreestepError, match=r"^tokenizer: its ids differ from those of the tokenizer.json of '.*misread', bec"
     ):
         given_of(made(), misread, tmp_path)
     given_of(made(), type(tokenizer).from_pretrained(tmp_path / "misread"), tmp_path)

@@ -61,7 +61,7 @@ def test_other_rows(rows, sentence, tmp_path):
 
 def test_texts_are_no_addresses(tmp_path):
     with pytest.raises(
-        ThreestepError, match=r"got the text '2 \+ 3 = 5' at index 1; to train on texts, pass dicts: \[\{'text'"
+        ThreestepError, match=r"got the string '2 \+ 3 = 5' at index 1; to train on strings, pass dicts: \[\{'text'"
     ):
         address_of_rows(["embedded", "2 + 3 = 5"], tmp_path)
     (tmp_path / "my rows.jsonl").touch()
@@ -118,7 +118,7 @@ def test_values_of_libraries_are_plain(tmp_path):
 def test_a_dataset_is_taken_as_it_shows_itself(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list(ROWS)
-    with pytest.raises(ThreestepError, match="got one with set_transform"):
+    with pytest.raises(ThreestepError, match="got one that uses set_transform"):
         address_of_rows(rows.with_transform(lambda batch: batch), tmp_path)
     (address,) = address_of_rows(rows.with_format(columns=["prompt"]), tmp_path)
     read = datasets.Dataset.from_parquet(address.removeprefix("parquet:"), cache_dir=str(tmp_path))

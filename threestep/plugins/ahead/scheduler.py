@@ -63,17 +63,17 @@ class AheadScheduler(RolloutScheduler):
             (
                 f"advantage {advantage}",
                 algorithm.estimator.needs_greedy,
-                "draws greedy responses with the newest weights",
+                "generates greedy responses with the newest weights",
             ),
             (
                 f"advantage {advantage}",
                 algorithm.estimator.needs_policy,
-                "needs the distributions of the policy that drew the responses, whose weights are gone by then",
+                "needs the distributions of the policy that generated the responses, whose weights are gone by then",
             ),
             (
                 "report_variance",
                 ppo.report_variance,
-                "needs the distributions of the policy that drew the responses, whose weights are gone by then",
+                "needs the distributions of the policy that generated the responses, whose weights are gone by then",
             ),
             (
                 f"speculate {self.speculate}",
@@ -90,7 +90,7 @@ class AheadScheduler(RolloutScheduler):
         mistakes.require(
             not self.flags.takes_as_they_end or not self.source,
             f"--{self.source} numbers rollouts in the order they are generated, which depends on timing with "
-            "--rollouts_ahead free; remove it, and repeat a run with --replay_schedule",
+            f"--rollouts_ahead free; remove --{self.source}, and repeat a run with --replay_schedule",
         )
 
     def check_run(

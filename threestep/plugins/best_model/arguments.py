@@ -20,8 +20,8 @@ class BestModelArguments:
 
     load_best_model_at_end: bool = flag(
         False,
-        "Write a checkpoint after each evaluation that is the best so far, keep it in addition to those of "
-        "--keep_last, and end with its weights: OUTPUT_DIR/model is the best model, not the last.",
+        "Write a checkpoint after each evaluation that is the best so far, keep it in addition to those that "
+        "--keep_last keeps, and end with its weights: OUTPUT_DIR/model is the best model, not the last.",
     )
     early_stopping: int = flag(
         0,
@@ -44,6 +44,6 @@ class BestModelArguments:
         for name in ("metric_for_best_model", "greater_is_better"):
             mistakes.require(
                 self.load_best_model_at_end or self.early_stopping > 0 or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} needs --load_best_model_at_end or --early_stopping; give one of "
-                f"them, or leave --{name} out",
+                f"--{name} {getattr(self, name)} needs --load_best_model_at_end or --early_stopping; pass one of "
+                f"them, or remove --{name}",
             )

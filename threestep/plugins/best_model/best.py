@@ -32,8 +32,8 @@ def metric_in(figures: Mapping[str, float], given: str | None, flag: str = "--lo
     flag: what needs it. ThreestepError if there is none."""
     if not figures:
         raise ThreestepError(
-            f"{flag} needs evaluations, but there are no evaluation rows; raise --eval_fraction, give data with "
-            f"evaluation rows, or leave {flag} out"
+            f"{flag} needs evaluations, but there are no evaluation rows; raise --eval_fraction, use data with "
+            f"evaluation rows, or remove {flag}"
         )
     metric = judged_metric(figures, given)
     if metric is not None:

@@ -30,7 +30,7 @@ def open_prompts(
     if not flags.run.shuffle:
         raise ThreestepError(
             "--shuffle false uses the prompts in the order of the data, but --prompt_sampler and --prompt_dataset "
-            "choose prompts in their own order; leave one of them out"
+            "choose prompts in their own order; remove --shuffle false, or remove those flags"
         )
     return chosen_prompts(
         prompts,

@@ -249,5 +249,5 @@ def _check_parts(state: State, parts: dict[str, Any]) -> None:
         neither = "neither --prompt_sampler nor --prompt_dataset"
         saved, mine = (" and ".join(f"a {name}" for name in sorted(names)) or neither for names in (state, parts))
         raise ThreestepError(
-            f"the saved run chose its prompts with {saved}, but this run uses {mine}; give the flags of the saved run"
+            f"the saved run chose its prompts with {saved}, but this run uses {mine}; use the saved run's flags"
         )

@@ -15,5 +15,5 @@ class DeepSpeedJsonArguments:
     topic: ClassVar[str] = "memory"
 
     deepspeed_config: str | None = flag(
-        None, "Your own DeepSpeed JSON. Keys that it lacks are filled in and logged.", "file"
+        None, "Your own DeepSpeed JSON file. Missing keys are filled in and logged.", "file"
     )

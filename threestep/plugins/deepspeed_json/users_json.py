@@ -47,7 +47,7 @@ def users_config(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as problem:  # no JSON, no UTF-8, a number too long, nested too deep
         raise ThreestepError(f"--deepspeed_config {path} is not valid JSON: {problem}") from problem
     if not isinstance(values, dict):
-        raise ThreestepError(f"--deepspeed_config {path}: expected an object, got a {type(values).__name__}")
+        raise ThreestepError(f"--deepspeed_config {path}: expected an object, got {type(values).__name__}")
     zero = values.get("zero_optimization")
     for alias, first in keys.ALIASES.items():
         name, used = (dotted.rpartition(".")[2] for dotted in (alias, first))
@@ -118,7 +118,7 @@ def _check_names(theirs: dict[str, Any], where: str, mistakes: Mistakes) -> None
             mistakes.require(allowed, f"{where}: '{dotted}' is set by Threestep's flags; remove it or write \"auto\"")
         elif dotted in sections:  # and no object, or `walked` would have gone in
             is_open = value is None or value == "auto"
-            mistakes.require(is_open, f"{where}: '{dotted}' expects an object, got a {type(value).__name__}")
+            mistakes.require(is_open, f"{where}: '{dotted}' expects an object, got {type(value).__name__}")
         elif dotted not in known:
             beside = {key.removeprefix(section + ".").split(".")[0] for key in known if key.startswith(section)}
             mistakes.add(f"{where}: DeepSpeed has no key '{dotted}'{nearest_names(name, beside)}")
@@ -193,7 +193,8 @@ def _check_together(final: dict[str, Any], where: str, ranks: int, mistakes: Mis
     shared = zero.get("zero_hpz_partition_size", 1)
     mistakes.require(
         stage != 3 or not isinstance(shared, int) or shared <= 1 or ranks % shared == 0,
-        f"{where}: 'zero_optimization.zero_hpz_partition_size' expects a divisor of the {ranks} rank(s), got {shared}",
+        f"{where}: 'zero_optimization.zero_hpz_partition_size' expects a divisor of the number of ranks ({ranks}), "
+        f"got {shared}",
     )
     for section in ("offload_optimizer", "offload_param"):
         mistakes.require(

@@ -20,13 +20,13 @@ class TeacherArguments:
 
     teacher_model_name_or_path: str | None = flag(
         None,
-        "Distill from this model (a folder or hub name), which has the student's tokenizer: compare its distribution "
-        "of each response token with the student's (GKD, Agarwal et al. 2024).",
+        "Distill from this model (a folder or hub name), which must have the student's tokenizer: compare its "
+        "distribution for each response token with the student's (GKD, Agarwal et al. 2024).",
         "model",
     )
     teacher_url: str | None = flag(
         None,
-        "Distill from the model served at this OpenAI-style address, such as http://127.0.0.1:8000/v1, which must "
+        "Distill from the model served at this OpenAI-compatible URL, such as http://127.0.0.1:8000/v1, which must "
         "return prompt_logprobs as vLLM does; the API key is read from THREESTEP_API_KEY.",
         "address",
     )
@@ -38,13 +38,13 @@ class TeacherArguments:
     )
     teacher_beta: float = flag(
         DivergenceSettings.beta,
-        "With js: the teacher's weight in the mixture that teacher and student are compared with (GKD's beta).",
+        "With js: the teacher's weight in the mixture that the teacher and the student are compared with (GKD's beta).",
         "0 < share < 1",
     )
     teacher_top_k: int = flag(
         DivergenceSettings.top_k,
-        "Compare this many of the teacher's most likely tokens one by one, and all other tokens as one outcome, "
-        "which gives a lower bound; 0 compares the whole vocabulary.",
+        "Compare this many of the teacher's most likely tokens one by one, and all other tokens as one outcome, which "
+        "gives a lower bound on the divergence; 0 compares the whole vocabulary.",
         "tokens >= 0",
     )
     teacher_coef: float = flag(
@@ -52,7 +52,7 @@ class TeacherArguments:
     )
     teacher_zero_stage: int | None = flag(
         TeacherSettings.zero_stage,
-        "ZeRO stage of the teacher: 3 shards its weights over the ranks, and lower stages keep them whole on each "
+        "ZeRO stage of the teacher: 3 shards its weights across the ranks; lower stages keep a full copy on each "
         "rank. Default: the student's stage.",
         "0 <= stage <= 3",
     )
@@ -79,12 +79,12 @@ class SftTeacherArguments:
     distill: str | None = flag(
         None,
         "Distill from a file (JSON lines or .parquet) of a teacher's most likely tokens. With "
-        "--teacher_model_name_or_path, that model writes the file first if it does not exist.",
+        "--teacher_model_name_or_path, the file is first created from that model if it does not exist.",
         "file",
     )
     likelihood_coef: float = flag(
         1.0,
-        "Weight of the negative log-likelihood of the data's tokens; 0 trains from the teacher alone.",
+        "Weight of the negative log-likelihood of the data's tokens; 0 trains only on the teacher's distributions.",
         "factor >= 0",
         topic="loss",
     )

@@ -20,8 +20,8 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
     if not teacher.is_there:
         mistakes.require(
             flags.added.of(SftTeacherArguments).likelihood_coef > 0,
-            f"--likelihood_coef 0 trains from a teacher alone, but no teacher is given; give {MODEL_FLAG}, or leave "
-            "--likelihood_coef out",
+            "--likelihood_coef 0 trains only on a teacher's distributions, but no teacher is given; pass "
+            f"{MODEL_FLAG}, or remove --likelihood_coef",
         )
         return
     if not isinstance(flags, OneModelFlags):
@@ -29,8 +29,8 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
         return
     mistakes.require(
         flags.data.form is None,
-        f"--parallel_thinking lays out paths side by side, but the teacher of {teacher.flag} was not trained on "
-        "them; leave one of them out",
+        f"--parallel_thinking lays out paths side by side, but the teacher of {teacher.flag} was not trained on such "
+        "paths; remove one of the flags",
     )
 
 
@@ -47,15 +47,15 @@ def _check_rollouts(flags: Any, mistakes: Mistakes) -> None:
     teacher, algorithm = teacher_of(flags).settings, flags.algorithm
     mistakes.require(
         teacher.url is None or flags.ppo.temperature == 1.0,
-        f"{URL_FLAG} gives probabilities at temperature 1, but --temperature is {flags.ppo.temperature:g}; use 1, or "
-        f"{MODEL_FLAG}",
+        f"{URL_FLAG} returns probabilities at temperature 1, but --temperature is {flags.ppo.temperature:g}; set it "
+        f"to 1, or use {MODEL_FLAG}",
     )
     others = {
         "--mask_truncated_responses": (
             algorithm.mask_truncated_responses,
-            "leaves responses out of the loss, but a teacher is compared on every drawn token",
+            "leaves responses out of the loss, but a teacher is compared on every generated token",
         ),
         "--parallel_thinking": (flags.data.form is not None, "inserts tags that the teacher was not trained on"),
     }
     for name, (given, why) in others.items():
-        mistakes.require(not given, f"{name} {why}; leave it or {teacher.flag} out")
+        mistakes.require(not given, f"{name} {why}; remove it or {teacher.flag}")

@@ -38,7 +38,7 @@ class TeacherFeature(GuestFeature):
         why = "names a teacher that reads only text, but rows of the data have media"
         if self._in_rollouts:
             why = "does not work with prompts that have images, because the teacher reads only text"
-        mistakes.require(not self.settings.is_there, f"{self.settings.flag} {why}; leave it out")
+        mistakes.require(not self.settings.is_there, f"{self.settings.flag} {why}; remove it")
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""

@@ -81,7 +81,7 @@ def _checked(where: str, row: Any, top: int | None) -> tuple[list[int], np.ndarr
         rest_n = np.array(row[_REST], np.float32) if row.get(_REST) is not None else rest_of(logprobs_nk)
     except (ValueError, TypeError, OverflowError) as problem:
         raise ThreestepError(
-            f"{FILE_FLAG}: {where}: expected equally many numbers at each place ({problem})"
+            f"{FILE_FLAG}: {where}: expected the same number of values at each place ({problem})"
         ) from problem
     shape = (len(places), ids_nk.shape[1] if ids_nk.ndim == 2 else 0)
     mistakes = {

@@ -97,8 +97,8 @@ def _loaded(settings: TeacherSettings, policy: TrainingEngine, load_under: LoadU
     vocabulary = min(width, whole_shape(head.weight)[0])
     if compared.top_k >= vocabulary:
         raise ThreestepError(
-            f"--teacher_top_k {compared.top_k} must be less than the vocabulary of {vocabulary:,} tokens; 0 compares "
-            "all of them"
+            f"--teacher_top_k {compared.top_k} must be less than the vocabulary size, {vocabulary:,}; 0 compares all "
+            "tokens"
         )
     of_what = f"its {compared.top_k} most likely tokens and the rest" if compared.top_k else f"{vocabulary:,} tokens"
     log(f"teacher: '{name}', {compared.kind} divergence over {of_what}", ranks.is_main)
@@ -138,4 +138,6 @@ def _check_layout(settings: TeacherSettings, frozen: FrozenModel, device: torch.
         return
     reason = why_not_packed(frozen.model, read, settings.longest_tokens, device)
     if reason is not None:
-        raise ThreestepError(f"the teacher '{settings.name_or_path}' cannot read packed rows: {reason}; add --padded")
+        raise ThreestepError(
+            f"the teacher '{settings.name_or_path}' does not support packed rows: {reason}; add --padded"
+        )

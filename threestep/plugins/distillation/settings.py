@@ -62,21 +62,22 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     ):
         mistakes.require(
             settings.is_there or value == default,
-            f"--teacher_{name} {value} needs a teacher, but none is given; give {MODEL_FLAG}, or leave it out",
+            f"--teacher_{name} {value} needs a teacher, but none is given; pass {MODEL_FLAG}, or remove "
+            f"--teacher_{name}",
         )
     mistakes.require(
         compared.kind == JENSEN_SHANNON or compared.beta == DivergenceSettings.beta,
-        f"--teacher_beta {compared.beta:g} is for --teacher_divergence {JENSEN_SHANNON}, but the divergence is "
-        f"{compared.kind}; leave one of them out",
+        f"--teacher_beta {compared.beta:g} applies only to --teacher_divergence {JENSEN_SHANNON}, but the divergence "
+        f"is {compared.kind}; set --teacher_divergence {JENSEN_SHANNON}, or remove --teacher_beta",
     )
     mistakes.require(
         settings.url is None or (settings.name_or_path is None and settings.file is None),
-        f"{URL_FLAG} {settings.url} names a server, but {MODEL_FLAG} or {FILE_FLAG} gives another teacher; leave one "
-        "of them out",
+        f"{URL_FLAG} {settings.url} names a server, but {MODEL_FLAG} or {FILE_FLAG} specifies another teacher; remove "
+        "one of them",
     )
     mistakes.require(
         settings.url is None or compared.top_k > 0,
-        f"{URL_FLAG} gives only a teacher's most likely tokens; set --teacher_top_k, to at most what the server "
+        f"{URL_FLAG} returns only a teacher's most likely tokens; set --teacher_top_k to at most what the server "
         "allows (often 20)",
     )
     mistakes.require(
@@ -85,6 +86,6 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     )
     mistakes.require(
         settings.file is None or settings.name_or_path is not None or compared.top_k == 0,
-        f"--teacher_top_k {compared.top_k} is for a teacher that is loaded or served, but {FILE_FLAG} "
-        f"{settings.file} already fixes the number of tokens; leave --teacher_top_k out",
+        f"--teacher_top_k {compared.top_k} is for a teacher that is loaded or served, but {FILE_FLAG} {settings.file} "
+        "already fixes the number of tokens; remove --teacher_top_k",
     )

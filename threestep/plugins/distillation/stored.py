@@ -40,15 +40,15 @@ class FileTeacher:
             self._table = self._read(self._teacher, splits, lay_out)
             table, rows = self._table, [row for split in splits for row in split]
             on_main(lambda: write_table(self._path, rows, table), self._ranks.is_main)
-            log(f"teacher: wrote {len(table):,} places of {len(rows):,} rows to {self._path}", self._ranks.is_main)
+            log(f"teacher: wrote {len(table):,} positions of {len(rows):,} rows to {self._path}", self._ranks.is_main)
         else:
             self._table = read_table(self._path)
         self._teacher = None
         for row in (row for split in splits for row in split):
             if self._table.lacks(keys_of_row(row)):
                 raise ThreestepError(
-                    f"{FILE_FLAG}: {self._path} lacks row {row.row_id} of the data, or tokenizes it differently; "
-                    f"write it with the data, lengths, chat template and tokenizer of this run ({MODEL_FLAG})"
+                    f"{FILE_FLAG}: {self._path} lacks row {row.row_id} of the data, or has it tokenized differently; "
+                    f"recreate the file with the data, lengths, chat template and tokenizer of this run ({MODEL_FLAG})"
                 )
 
     def _read(self, teacher: Teacher, splits: Sequence[Sequence[Any]], lay_out: LayOut) -> TopTable:

@@ -86,7 +86,7 @@ class EnvArguments:
             for name in names:
                 mistakes.require(
                     task == self.task or not getattr(self, name),
-                    f"--{name} is for `{task}`, but the task is `{self.task}`; leave it out",
+                    f"--{name} is for `{task}`, but the task is `{self.task}`; remove --{name}",
                 )
         mistakes.require(
             not self.by_hand or bool(self.model_name_or_path),
@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
     if not flags.environment.is_on:
         raise ThreestepError(
             f"threestep inspect env {flags.env.task} needs an environment: FILE.py:NAME, or the name of an installed "
-            "one; `threestep inspect env list` shows them"
+            "one; `threestep inspect env list` lists them"
         )
     if flags.env.html:
         check_place("--html", flags.env.html)
@@ -201,7 +201,7 @@ def try_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str,
     episode = environments.episode(row, seed, warn=note)
     if episode is None:
         raise ThreestepError(
-            "the row's column 'environment' is empty, so the row has no environment; give another --row"
+            "the row's column 'environment' is empty, so the row has no environment; pass another --row"
         )
     try:
         if not flags.env.model_name_or_path:

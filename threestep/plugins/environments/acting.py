@@ -59,8 +59,8 @@ def acting_engine(
     chat, limits = text_maker(settings.chat, tokenizer), settings.conversation
     if not isinstance(chat, ChatTokenizer):
         raise ThreestepError(
-            "--environment and --tools need a chat template to write a conversation's messages, but --prompt_style "
-            "is human_assistant; give one with --chat_template FILE"
+            "--environment and --tools need a chat template to write a conversation's messages, but --prompt_style is "
+            "human_assistant; pass one with --chat_template FILE"
         )
     turns = TurnTokens(chat, limits.max_observation_tokens)
     parser, unknown = _parser(settings.environment, chat)

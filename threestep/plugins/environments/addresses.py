@@ -71,5 +71,5 @@ def load_environment(address: str) -> Callable[[], Any]:
             f"{FLAG} {address}: '{entry.value}' does not load: {type(problem).__name__}: {first_line(problem)}"
         ) from problem
     if not callable(loaded):
-        raise ThreestepError(f"{FLAG} expects a class, got '{address}', which is {type(loaded).__name__}")
+        raise ThreestepError(f"{FLAG} expects a class, got '{address}', which is of type {type(loaded).__name__}")
     return loaded  # type: ignore[no-any-return]

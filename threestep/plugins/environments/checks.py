@@ -18,8 +18,8 @@ def check_beside_environments(flags: Any, mistakes: Mistakes) -> None:
         return
     mistakes.require(
         flags.data.form is None,
-        "--environment and --tools draw turn by turn, but --parallel_thinking draws paths in parallel; leave one of "
-        "them out",
+        "--environment and --tools generate turn by turn, but --parallel_thinking generates paths in parallel; remove "
+        "one of them",
     )
     turns, seconds = flags.added.of(ConversationArguments).max_turns, environment.environment_seconds
     longest = seconds * (turns + 1)

@@ -37,9 +37,9 @@ class ConversationArguments:
     )
     answer_interval: int = flag(
         32,
-        "Environment answers join the batch every N drawn tokens, and the batch waits for late ones, so rollouts are "
-        "bit-exact however long answers take. 0 takes each answer when it arrives: faster if a few take much longer "
-        "than the rest, but not bit-exact.",
+        "Environment answers join the batch every N generated tokens, and the batch waits for late ones, so rollouts "
+        "are bit-exact however long answers take. 0 takes each answer when it arrives: faster if a few take much "
+        "longer than the rest, but not bit-exact.",
         "tokens >= 0",
     )
 
@@ -48,6 +48,6 @@ class ConversationArguments:
         for name in ("max_tool_calls", "max_observation_tokens", "max_conversation_seconds"):
             mistakes.require(
                 acts or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} limits conversations, but this run has none; give --environment or "
-                "--tools, or leave it out",
+                f"--{name} {getattr(self, name)} limits conversations, but this run has none; pass --environment or "
+                f"--tools, or remove --{name}",
             )

@@ -95,7 +95,7 @@ def _begin(environments: Environments, row: Mapping[str, Any], script: str, seed
     conversation = PlayedConversation(script)
     episode = environments.episode(row, seed, warn=conversation.problems.append)
     if episode is None:
-        raise ThreestepError("a row whose column 'environment' is empty has no environment; leave the column out")
+        raise ThreestepError("a row whose column 'environment' is empty has no environment; remove the column")
     begin = time.perf_counter()
     try:
         conversation.opening = episode.reset().result()

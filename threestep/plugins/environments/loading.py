@@ -105,7 +105,7 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
     names = [tool.name for tool in usable]
     mistakes.require(
         len(set(names)) == len(names),
-        f"--tools expects functions of different names, got {', '.join(names)}; rename one",
+        f"--tools expects functions with different names, got {', '.join(names)}; rename one",
     )
     return Environments(makers, flags, caller) if makers and not mistakes.sentences else None
 
@@ -130,7 +130,7 @@ def _checked_maker(address: str, seconds: float, caller: Caller) -> Callable[[],
             f"{type(outcome.problem).__name__}: {first_line(outcome.problem)}"
         )
     if outcome.is_slow:
-        raise ThreestepError(f"--environment {address}: it was not created within --environment_seconds {seconds:g}")
+        raise ThreestepError(f"--environment {address} was not created within --environment_seconds {seconds:g}")
     made = outcome.value
     arguments: dict[str, tuple[Any, ...]] = {"reset": ({},), "step": (AssistantMessage("", ""),), "close": ()}
     for name, given in arguments.items():

@@ -65,7 +65,7 @@ class EnvironmentPartners(Partners):
     def check(self, mistakes: Mistakes) -> None:
         mistakes.require(
             self.gives_rewards or self._row is None,
-            f"--row {self._row} opens an environment, but none is given; give --environment, or leave --row out",
+            f"--row {self._row} opens an environment, but none is given; pass --environment, or remove --row",
         )
         self._limits.require_partner(self.is_there, mistakes)
 

@@ -26,9 +26,7 @@ def rows_of(given: str | None, data: DataArguments, most: int, seed: int) -> lis
         return [whole_row({})]
     rows = list(islice(_rows_of_data(data, seed), most))
     if not rows:
-        raise ThreestepError(
-            "--data_path has no row with a prompt, which an environment needs to open; give other rows"
-        )
+        raise ThreestepError("--data_path has no row with a prompt, which an environment needs to open; use other rows")
     return rows
 
 

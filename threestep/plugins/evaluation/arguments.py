@@ -36,7 +36,7 @@ END_OF_ANSWER_TEXT = (
 
 def flags_of_training(program: str) -> dict[str, str]:
     """Return flags of the steps that a program which evaluates refuses by name."""
-    why = f"plans training memory, but {program} does not train; leave it out"
+    why = f"plans training memory, but {program} does not train; remove it"
     return {"--dry_run": why}
 
 

@@ -61,7 +61,7 @@ class TalkArguments:
     reward_model: str | None = flag_of(
         EvaluateArguments, "Score each answer with this reward model: a folder or a hub name."
     )
-    image: list[str] = flag([], "Images to send with the first message, for models that read images.", "file")
+    image: list[str] = flag([], "Images to send with the first message, for models that accept images.", "file")
     system: str = flag("", "System prompt.", "text")
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
@@ -129,7 +129,7 @@ def check_partners(flags: ChatFlags) -> None:
         mistakes.require(
             not (partners.is_there and is_there),
             f"{name} supports only single-turn responses, not conversations with {partners.flag.replace(',', ' or')}; "
-            "leave one out",
+            "remove one of them",
         )
     for each in all_partners(flags.added):
         each.check(mistakes)

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     names = {"old_flags": flag_names("evaluate"), "refused": flags_of_training("evaluate")}
     *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", **names, first_flags=FIRST_FLAGS)
     if task != HARNESS and harness.tasks:
-        raise ThreestepError(f"--tasks is only for {HARNESS}, not for {task}; leave it out")
+        raise ThreestepError(f"--tasks is only for {HARNESS}, not for {task}; remove --tasks")
 
     from threestep.plugins.evaluation.harness.task import run_harness
     from threestep.plugins.evaluation.opening import Evaluated

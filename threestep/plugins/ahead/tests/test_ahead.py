@@ -57,21 +57,21 @@ def test_older_weights_are_corrected_unless_that_is_refused():
         ),
         ({"prompt_sampler": "a.py:B"}, "--prompt_sampler chooses prompts by the scores of the previous step"),
         ({"prompt_dataset": "a.py:B"}, "--prompt_dataset chooses prompts by the scores of the previous step"),
-        ({"advantage": "remax"}, "--advantage remax draws greedy responses with the newest weights"),
+        ({"advantage": "remax"}, "--advantage remax generates greedy responses with the newest weights"),
         ({"advantage": "optimal_token_baseline"}, "--advantage optimal_token_baseline needs the distributions of"),
         (
             {"report_variance": True},
-            "--report_variance needs the distributions of the policy that drew the responses, whose weights",
+            "--report_variance needs the distributions of the policy that generated the responses, whose weights",
         ),
         (
             {"speculate": "1", "mtp_num_layers": 1},
-            "--speculate 1 drafts tokens with weights that are trained in the meantime; leave one of",
+            "--speculate 1 drafts tokens with weights that are trained in the meantime; remove one of",
         ),
-        ({"val_only": True}, "--val_only does not train, so there are no steps to run ahead of; leave one of them out"),
+        ({"val_only": True}, "--val_only does not train, so there are no steps to run ahead of; remove one of them"),
     ],
 )
 def test_what_it_does_not_go_with(given, why):
-    wanted = f"--rollouts_ahead 1 draws responses before the step that trains on them, but {why}"
+    wanted = f"--rollouts_ahead 1 generates responses before the step that trains on them, but {why}"
     with pytest.raises(ThreestepError, match=wanted):
         checked_components(flags_of(**given))
     checked_components(flags_of(**{**given, "rollouts_ahead": 0}))
@@ -134,9 +134,9 @@ def test_free_has_settings_of_its_own():
         ({"rollouts_ahead": "soon"}, "--rollouts_ahead expects a number of steps, 0 or more, or free, got 'soon'"),
         (
             {"max_rollout_age": 3},
-            "--max_rollout_age 3 needs --rollouts_ahead free, but --rollouts_ahead is 1; leave one",
+            "--max_rollout_age 3 needs --rollouts_ahead free, but --rollouts_ahead is 1; set",
         ),
-        ({"replay_schedule": "a"}, "--replay_schedule a needs --rollouts_ahead free, but --rollouts_ahead is 1; leave"),
+        ({"replay_schedule": "a"}, "--replay_schedule a needs --rollouts_ahead free, but --rollouts_ahead is 1; set"),
     ],
 )
 def test_flags_of_free_and_of_no_other(given, why):
@@ -147,7 +147,7 @@ def test_flags_of_free_and_of_no_other(given, why):
 
 
 def test_groups_that_end_in_any_order_have_no_numbers(tmp_path):
-    with pytest.raises(ThreestepError, match="--rollout_dump numbers rollouts in the order they are drawn"):
+    with pytest.raises(ThreestepError, match="--rollout_dump numbers rollouts in the order they are generated"):
         checked_components(flags_of(rollouts_ahead="free", rollout_dump=str(tmp_path)))
 
 

@@ -240,7 +240,7 @@ def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([], ": .* is not the schedule of a run with --rollouts_ahead free; give"),
+        ([], ": .* is not the schedule of a run with --rollouts_ahead free; pass"),
         ([{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}], "is not the schedule of a run with --rollouts_ahead"),
         ([line(1, [0, 1], [0, 0])], "needs steps 1 to 2 of this run, but .* has 1 steps, up to step 1;"),
         ([line(1, [0, 1], [0, 0]), line(2, [2], [0])], "needs 2 new prompts in each step, but step 2 of .* has 1,"),

@@ -90,7 +90,7 @@ def areal_record(data: Mapping[str, Any], samples: int, settings: Mapping[str, A
 def _part(parts: Mapping[str, Any], name: str, where: str) -> torch.Tensor:
     value = parts.get(name)
     if not isinstance(value, torch.Tensor):
-        raise ThreestepError(f"{where} has no tensor {name}; record it after the advantages are computed")
+        raise ThreestepError(f"{where} has no tensor {name}; create the record after the advantages are computed")
     return value.cpu()
 
 

@@ -109,10 +109,10 @@ def test_what_a_user_says_replaces_the_recorded_settings(written, capsys):
         ("", "expects the folder of a record, such as RUN/records/step_000010"),
         ("nowhere", "nowhere is not the record of a step: it has no record.json"),
         ("nowhere", "(in step 3, to step_000001_update1 and so on)"),
-        ("RECORD --trust_run", "--trust_run is for two runs (RUN_A RUN_B), but only one folder was given"),
-        ("RECORD RECORD --code_b elsewhere", "--code_b is for reruns; add --trust_run, or leave it"),
-        ("RECORD --work elsewhere", "--work is for two runs"),
-        ("RECORD RECORD --as grpo", "--as is for one record, but two runs were given"),
+        ("RECORD --trust_run", "--trust_run is only for two runs (RUN_A RUN_B), but one folder was given"),
+        ("RECORD RECORD --code_b elsewhere", "--code_b is only for reruns; add --trust_run, or remove"),
+        ("RECORD --work elsewhere", "--work is only for two runs"),
+        ("RECORD RECORD --as grpo", "--as applies to a single record, but two runs were given"),
         ("RECORD RECORD", "has no digests.jsonl"),
     ],
 )
@@ -164,8 +164,8 @@ def flags_of(has_form: bool = False, optimizer: str = "adamw", **given):
     return SimpleNamespace(added=added, data=data, settings={"optimizer": optimizer})
 
 
-PATHS = "--record_steps needs sequences that are one run of tokens each, but --parallel_thinking lays out paths"
-ADAMW = "--record_steps records and checks AdamW's steps, but --optimizer is sign; leave one of them out"
+PATHS = "--record_steps needs each sequence to be one contiguous run of tokens, but --parallel_thinking lays out paths"
+ADAMW = "--record_steps records and checks AdamW's steps, but --optimizer is sign; remove one of them"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_record_comes_back(tmp_path: Path):
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"logprob": np.zeros(3, np.float32)}, "has the unknown tensor 'logprob'; did you mean 'logprobs'"),
+        ({"logprob": np.zeros(3, np.float32)}, ": unknown tensor 'logprob'; did you mean 'logprobs'"),
         ({"logprobs": np.zeros(3, np.int64)}, "expects floating-point numbers in 1 dimension(s) [T], got int64"),
         ({"loss_mask": np.zeros(4, bool)}, "loss_mask expects 3 entries, as in logprobs, got 4"),
         ({"lengths": np.array([2, 2])}, "lengths must add up to the 3 entries of logprobs, got 4"),
@@ -83,9 +83,9 @@ def test_other_tensors_are_refused(tmp_path: Path, tensors, words):
     [
         ({"version": 2}, "version 2, but this threestep reads schema threestep-record, version 1"),
         ({"objective": "orpo"}, "objective expects one of sft, reward, dpo, policy, got 'orpo'"),
-        ({"settings": {"beto": 1}}, "settings has the unknown name 'beto'; did you mean 'beta'"),
+        ({"settings": {"beto": 1}}, "unknown name 'beto' in settings; did you mean 'beta'"),
         ({"settings": {"beta": "x"}}, "beta expects a number, got 'x'"),
-        ({"figures": {"los": 1}}, "figures has the unknown name 'los'; did you mean 'loss'"),
+        ({"figures": {"los": 1}}, "unknown name 'los' in figures; did you mean 'loss'"),
         ({"ranks": 3}, "rank2.safetensors is missing: expected the tensors of one rank"),
     ],
 )
@@ -199,7 +199,9 @@ def test_parts_that_are_no_run_are_refused():
     other = Segment(run([8, 9], True), sees=(0,), first_position=1, predecessor=0)
     end = Segment(run([4], False), sees=(0, 1, 2), first_position=3)
     document = Document((trunk, path, other, end), ends=(3,), owners=((0,), (0,), (0,), (0,)))
-    with pytest.raises(ThreestepError, match="one run of tokens, got parallel paths or a conversation with forks"):
+    with pytest.raises(
+        ThreestepError, match="one contiguous run of tokens, got parallel paths or a conversation with forks"
+    ):
         sequences_of(packed_rows([[document]], 0))
 
 
@@ -412,7 +414,7 @@ def test_a_large_model_has_digests_alone(monkeypatch, capsys):
     monkeypatch.setattr(states, "MOST_WEIGHTS", 1)
     assert not stepped(keeps=True)[0].values
     assert (
-        "--record_values is for models up to 1 weights, but this model has 3; recording digests alone"
+        "--record_values is for models up to 1 weights, but this model has 3; recording only digests"
         in capsys.readouterr().out
     )
 

@@ -270,7 +270,7 @@ def test_a_state_of_another_kind_of_source():
     state = source_of((AtRandom, SureQuestions), rows(7)).state_dict()
     with pytest.raises(ThreestepError, match="with a dataset and a sampler, but this run uses them in"):
         PromptSource(rows(7), 5).load_state_dict(state)
-    words = "with neither --prompt_sampler nor --prompt_dataset, but this run uses a sampler; give the flags"
+    words = "with neither --prompt_sampler nor --prompt_dataset, but this run uses a sampler; use the saved"
     with pytest.raises(ThreestepError, match=words):
         source_of((AtRandom, None), rows(7)).load_state_dict({})
 

@@ -82,7 +82,7 @@ def test_switched_off_it_is_taken_and_deepspeed_never_sees_it(dotted, final_of):
         ({"comms_logger": {"verbos": 1}}, {}, "no key 'comms_logger.verbos'; did you mean 'verbose'"),
         ({"zero_optimization": {"leaf_module": {"class": 1}}}, {}, "optimization.leaf_module.class'; did you mean"),
         ({"data_types": {"grad_accum": "fp32"}}, {}, "no key 'data_types.grad_accum'; did you mean 'grad_accum_dtype'"),
-        ({"timers": 1}, {}, "'timers' expects an object, got a int"),
+        ({"timers": 1}, {}, "'timers' expects an object, got int"),
         ({"zero_optimization": {"offload_param": True}}, {}, "'zero_optimization.offload_param' expects an object"),
         ({"zero_optimization": {"reduce_bucket_size": "large"}}, {}, "size' is 'large'; DeepSpeed says: .* valid int"),
         ({"fp16": {"loss_scale": -1}}, {"dtype": "fp16"}, "'fp16.loss_scale' is -1; DeepSpeed says: .* must be >= 0"),
@@ -265,7 +265,7 @@ def test_the_form_that_transformers_documents_is_taken(final_of):
         ({"data_types": {"buffer_dtype": "bf16"}}, "'data_types.buffer_dtype' would round .* in float32, .* remove"),
         ({"zero_optimization": {"reduce_bucket": 1}}, r"has no key 'zero_optimization.reduce_bucket'; did you mean"),
         ({"bf16": {"enable": True}}, r"has no key 'bf16.enable'; did you mean 'enabled'"),
-        ({"zero_optimization": 2}, "'zero_optimization' expects an object, got a int"),
+        ({"zero_optimization": 2}, "'zero_optimization' expects an object, got int"),
         ({"train_batch_size": 64}, "'train_batch_size' is set by Threestep's flags; remove it"),
         ({"managed_gradient_accumulation": True}, "'managed_gradient_accumulation' is set by Threestep's flags"),
         ({"optimizer": {"type": "Adam"}}, "'optimizer' is set by Threestep's flags"),
@@ -274,7 +274,7 @@ def test_the_form_that_transformers_documents_is_taken(final_of):
         ({"bf16": {"enabled": False}}, "disables bf16, but --dtype is bf16; make them agree"),
         ('{"a": 1,}', "is not valid JSON"),
         ('{"a": ' + "[" * 100_000, "is not valid JSON: .*recursion"),
-        ("[1]", "expected an object, got a list"),
+        ("[1]", "expected an object, got list"),
     ],
 )
 def test_mistakes_in_the_users_json(final_of, theirs, message):

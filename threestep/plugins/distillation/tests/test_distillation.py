@@ -40,8 +40,11 @@ TOP = DivergenceSettings("js", 0.1, 5)
     ("settings", "why"),
     [
         (TeacherSettings(compared=DivergenceSettings(top_k=5)), "--teacher_top_k 5 needs a teacher, but none is"),
-        (TeacherSettings(zero_stage=3), "--teacher_zero_stage 3 needs a teacher, but none is given; give"),
-        (TeacherSettings("t", compared=DivergenceSettings(beta=0.1)), "--teacher_beta 0.1 is for --teacher_divergence"),
+        (TeacherSettings(zero_stage=3), "--teacher_zero_stage 3 needs a teacher, but none is given; pass"),
+        (
+            TeacherSettings("t", compared=DivergenceSettings(beta=0.1)),
+            "--teacher_beta 0.1 applies only to --teacher_divergence",
+        ),
         (TeacherSettings(url="http://a/v1"), "--teacher_url gives only a teacher's most likely tokens; set"),
         (TeacherSettings("t", url="http://a/v1"), "--teacher_url http://a/v1 names a server, but"),
         (
@@ -123,10 +126,10 @@ def test_beside_other_flags_of_step_3(given, why):
 @pytest.mark.parametrize(
     ("in_rollouts", "why"),
     [
-        (False, "--distill names a teacher that reads only text, but rows of the data have media; leave it out"),
+        (False, "--distill names a teacher that reads only text, but rows of the data have media; remove it"),
         (
             True,
-            "--distill does not work with prompts that have images, because the teacher reads only text; leave it out",
+            "--distill does not work with prompts that have images, because the teacher reads only text; remove it",
         ),
     ],
 )

@@ -194,7 +194,7 @@ GOOD = {"input_ids": [5, 6, 7], "places": [1, 2], "top_ids": [[1, 2], [3, 4]], "
         ({"places": [0, 2]}, "expected ascending places within input_ids, from 1; write the file again"),
         ({"places": [1, 3]}, "expected ascending places within input_ids"),
         ({"top_ids": [[1], [3]]}, "expected lists of 2 tokens at each place"),
-        ({"top_ids": [[1, 2], [3]]}, "expected equally many numbers at each place"),
+        ({"top_ids": [[1, 2], [3]]}, "expected the same number of values at each place"),
         ({"top_ids": [[1, 1], [3, 4]]}, "expected no repeated token at a place"),
         ({"top_logprobs": [[-1, -2], [-1, 0.3]]}, "expected log-probabilities of at most 0, without NaN"),
         ({"rest_logprobs": [-1]}, "expected one number in rest_logprobs for each place"),

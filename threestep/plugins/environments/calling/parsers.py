@@ -149,8 +149,8 @@ def parser_of(name: str, template: str | None) -> Parser:
     if len(forms) != 1:
         got = f"signs of {' and '.join(forms)}" if forms else "no signs of any of them"
         raise ThreestepError(
-            f"--tool_parser {AUTO} expects a chat template that writes calls in the form of {', '.join(PARSERS)}, "
-            f"but found {got}; name the parser, or give your own as FILE.py:NAME"
+            f"--tool_parser {AUTO} expects a chat template that renders calls in the format of {', '.join(PARSERS)}, "
+            f"but found {got}; name the parser, or pass your own as FILE.py:NAME"
         )
     return PARSERS[forms[0]]
 

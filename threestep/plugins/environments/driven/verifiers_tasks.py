@@ -65,8 +65,8 @@ def open_verifiers(name: str, flag: str) -> Any:
         roles = list(seats)
         if len(roles) != 1:
             raise ThreestepError(
-                f"{flag} {PREFIX}{name} must have one agent, got {', '.join(roles) or 'none'}: several would be "
-                "trained as one model; give another environment"
+                f"{flag} {PREFIX}{name} must have exactly one agent, because several would be trained as one model, "
+                f"got {', '.join(roles) or 'none'}; use another environment"
             )
         role = dict(given.get(roles[0]) or {})
         if loaders.default_harness_id(taskset) == "bash":

@@ -160,7 +160,7 @@ def test_tools_answer_any_row(file):
             [],
             "--environment expects a class with a name other than tools, which is reserved for --tools; rename",
         ),
-        ([], ["add", "also_add"], "--tools expects functions of different names, got add, add; rename one"),
+        ([], ["add", "also_add"], "--tools expects functions with different names, got add, add; rename one"),
         (["Short"], ["untyped"], "2 mistakes in the configuration"),
     ],
 )
@@ -291,7 +291,10 @@ def components(critic: str = "c", **given) -> Components:
             {"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2},
             "--vllm_tensor_parallel_size 2 makes ranks generate t",
         ),
-        ({"parallel_thinking": True}, "draw turn by turn, but --parallel_thinking draws paths in parallel; leave"),
+        (
+            {"parallel_thinking": True},
+            "generate turn by turn, but --parallel_thinking generates paths in parallel; remove",
+        ),
         (
             {"rank_timeout": 300.0},
             "adds up to 540 seconds, but other ranks wait only for --rank_timeout 300; lower the first",

@@ -222,7 +222,7 @@ def test_words_before_the_flags_are_the_task_and_its_environments():
         (["try", "FILE:Sound", "--html", "a.html"], "--html is for `check`, but the task is `try`"),
         (["check", "FILE:Sound", "--reward_range", "1", "0"], "--reward_range expects two numbers"),
         (["check", "FILE:Sound", "--row", '{"environment": ""}'], "'environment' is empty has no environment"),
-        (["try", "FILE:Sound", "--row", '{"environment": ""}'], "so the row has no environment; give another --row"),
+        (["try", "FILE:Sound", "--row", '{"environment": ""}'], "so the row has no environment; pass another --row"),
     ],
 )
 def test_mistakes(words, sentence, environment_file):

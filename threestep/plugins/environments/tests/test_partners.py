@@ -159,6 +159,6 @@ def test_what_conversations_need():
     flags.added.of(EnvironmentArguments).tool_parser = "auto"
     engine = engine_of_rows(Draws(tokenizer, {}), flags, tokenizer)
     with pytest.raises(
-        ThreestepError, match="--tool_parser auto expects a chat template that writes calls in the form of"
+        ThreestepError, match="--tool_parser auto expects a chat template that renders calls in the format of"
     ):
         asked(engine, tokenizer)

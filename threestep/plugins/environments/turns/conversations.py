@@ -203,9 +203,9 @@ class ActingRollout(EngineWrapper):
             )
         if each.prompt != first.prompt:
             raise ThreestepError(
-                "--environment needs a reset that begins all samples of a prompt alike, since they are compared with "
-                "each other, but two samples got different messages; let the row decide them, and the seed what "
-                "follows"
+                "--environment needs a reset that returns the same messages for all samples of a prompt, because they "
+                "are compared with each other, but two samples got different ones; let the row determine these "
+                "messages, and the seed what follows"
             )
 
     def _turns(self, model: PreTrainedModel, request: RolloutRequest, every: Sequence[_Conversation]) -> Turns:

@@ -114,8 +114,8 @@ class TurnTokens:
         ids = rest_ids if end_ids[-1:] == (last_token,) else end_ids + rest_ids
         if not ids:
             raise ThreestepError(
-                "the chat template writes nothing between two assistant turns, so a model cannot tell them apart; "
-                "give another template with --chat_template FILE"
+                "the chat template renders nothing between two assistant turns, so a model cannot tell them apart; "
+                "pass another template with --chat_template FILE"
             )
         return ReplyTokens(list(ids), cut_messages)
 
@@ -130,7 +130,7 @@ class TurnTokens:
             except BadConversation as refused:
                 raise ThreestepError(
                     f"--environment, --tools: the chat template accepts no message of role '{role}' after an answer "
-                    f"({refused}); give another with --chat_template FILE"
+                    f"({refused}); pass another with --chat_template FILE"
                 ) from None
         return self._habits[key]
 
@@ -180,8 +180,8 @@ class TurnTokens:
             text = finder.prompt(_replies(finder, parted, tools))
         if not text.startswith(before):
             raise ThreestepError(
-                "--environment, --tools: the text that the chat template writes before an environment's messages "
-                "depends on those messages; give another template with --chat_template FILE"
+                "--environment, --tools: the text that the chat template renders before an environment's messages "
+                "depends on those messages; pass another template with --chat_template FILE"
             )
         end_ids, rest_ids = _encode_behind(self._chat.texts, end, text[len(before) :].split(_SEAM))
         cut_messages = sum(was_cut for _, was_cut in shortened)
@@ -245,7 +245,9 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except BadConversation as refused:
-        raise ThreestepError(f"--environment, --tools: {refused}; or give another with --chat_template FILE") from None
+        raise ThreestepError(
+            f"--environment, --tools: {refused}; or pass another template with --chat_template FILE"
+        ) from None
 
 
 def _conversation(messages: Sequence[Message], tools: Any, where: str) -> Conversation:

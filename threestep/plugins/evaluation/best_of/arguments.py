@@ -24,7 +24,7 @@ class BestOfArguments:
     topic: ClassVar[str] = "task"
 
     model_name_or_path: str = flag_of(
-        EvaluateArguments, "Model that draws the responses: a folder or a hub name (required).", topic="model"
+        EvaluateArguments, "Model that generates the responses: a folder or a hub name (required).", topic="model"
     )
     reward_model: str | None = flag_of(EvaluateArguments)
     split: str = flag_of(ShownArguments, "Split of step 3's rows: train or eval.", default="train", choices=SPLITS)
@@ -40,11 +40,11 @@ class BestOfArguments:
         "part",
     )
     num_samples_per_prompt: int = flag_of(
-        PromptSamplesArguments, "n, the number of responses drawn per prompt; the best is kept.", default=8
+        PromptSamplesArguments, "n, the number of responses generated per prompt; the best is kept.", default=8
     )
     keep_best: int = flag(
         1,
-        "Responses kept per prompt, one row each: the best against the worst, the second best against the second "
+        "Responses to keep per prompt, one row each: the best paired with the worst, the second best with the second "
         "worst, and so on.",
         "responses >= 1",
         may_change=True,

@@ -103,15 +103,15 @@ def _checked(flags: Evaluated, wanted: BestOfArguments) -> tuple[tuple[Reward, .
         checker = mistakes.note(rule_named, wanted.checker, flags.reward, "--checker")
     mistakes.require(
         wanted.num_samples_per_prompt == 1 or flags.sampling.temperature > 0,
-        f"--num_samples_per_prompt {wanted.num_samples_per_prompt} draws several responses, but --temperature 0 "
-        "gives the same one each time; raise --temperature",
+        f"--num_samples_per_prompt {wanted.num_samples_per_prompt} generates several responses, but --temperature 0 "
+        "makes them identical; raise --temperature",
     )
     count = wanted.num_samples_per_prompt
     check_comparisons(rewards, {f"--num_samples_per_prompt {count}": count}, mistakes)
     mistakes.require(
         wanted.reward_model is None or reads_model(rewards),
-        f"--reward_model {wanted.reward_model} is for `model` in --reward, but --reward is {flags.reward.reward}; "
-        "add model to it, or leave --reward_model out",
+        f"--reward_model {wanted.reward_model} is for `model` in --reward, but --reward is {flags.reward.reward}; add "
+        "model to it, or remove --reward_model",
     )
     mistakes.raise_if_any()
     return rewards, () if checker is None else (Reward(CHECK, 0.0, checker),)

@@ -59,8 +59,8 @@ class AnswerStore:
             names = [name for name in {**earlier, **plain} if earlier.get(name) != plain.get(name)]
             differ = "; ".join(f"{name} was {earlier.get(name)} and is now {plain.get(name)}" for name in names)
             raise ThreestepError(
-                f"--output_dir {self.folder} holds responses drawn with other settings: {differ}; restore those "
-                "settings, use another --output_dir, or add --overwrite to draw again"
+                f"--output_dir {self.folder} holds responses generated with other settings: {differ}; restore those "
+                "settings, use another --output_dir, or add --overwrite to start over"
             )
         _write_whole(path, json.dumps(plain, indent=2) + "\n")
         (self.folder / _BATCHES).mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ class AnswerStore:
             if (self.folder / ANSWERS).exists() or any((self.folder / _BATCHES).glob("*.jsonl")):
                 raise ThreestepError(f"--output_dir {self.folder} holds responses but no {_SETTINGS}")
         except ThreestepError as problem:
-            raise ThreestepError(f"{problem}; use another --output_dir, or add --overwrite to draw again") from problem
+            raise ThreestepError(f"{problem}; use another --output_dir, or add --overwrite to start over") from problem
         return None
 
     def missing(self, batches: Sequence[range]) -> list[int]:
@@ -100,7 +100,7 @@ class AnswerStore:
                 found += _drawn_in(texts[-1], places, file)
                 _check_alike(found[-len(places) :], found[0], file)
             except ThreestepError as problem:
-                raise ThreestepError(f"{problem}; remove this file to draw its responses again") from problem
+                raise ThreestepError(f"{problem}; remove this file to generate its responses again") from problem
         if not is_closed:
             _write_whole(path, "".join(texts))
         remove(self.folder / _BATCHES)

@@ -32,7 +32,7 @@ class HarnessArguments:
         if not self.tasks:
             for name in ("tasks_path", "num_fewshot", "task_rows"):
                 given = getattr(self, name)
-                mistakes.require(given is None, f"--{name} {given} needs --tasks; add --tasks, or leave it out")
+                mistakes.require(given is None, f"--{name} {given} needs --tasks; add --tasks, or remove --{name}")
 
 
 @dataclass
@@ -73,5 +73,5 @@ def check_run_tasks(flags: Any, mistakes: Mistakes) -> None:
     scores = getattr(getattr(flags, "step", None), "kind", "") == "reward"
     mistakes.require(
         not scores or not flags.added.of(RunTaskArguments).harness_tasks,
-        "--harness_tasks needs a language model, but this step trains a reward model; leave it out",
+        "--harness_tasks needs a language model, but this step trains a reward model; remove --harness_tasks",
     )

@@ -107,8 +107,8 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
             ["a", "--tools", "python_no_sandbox", "--reward_model", "d"],
             "--reward_model supports only single-turn responses, not",
         ),
-        (["a", "--row", "{}"], "--row {} opens an environment, but none is given; give --environment, or leave"),
-        (["a", "--max_tool_calls", "3"], "--max_tool_calls 3 limits conversations, but this run has none; give"),
+        (["a", "--row", "{}"], "--row {} opens an environment, but none is given; pass --environment, or remove"),
+        (["a", "--max_tool_calls", "3"], "--max_tool_calls 3 limits conversations, but this run has none; pass"),
         (["/nowhere/a"], "the model folder '/nowhere/a' does not exist"),
     ],
 )

@@ -109,7 +109,7 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
             "--val_samples 2 is not used here, because perplexity draws no answers; leave it out",
         ),
         ("perplexity", "--rollout_engine vllm", "^--rollout_engine is not used here, because perplexity draws no"),
-        ("gsm8k", "--dry_run", "--dry_run plans training memory, but evaluate does not train; leave it out"),
+        ("gsm8k", "--dry_run", "--dry_run plans training memory, but evaluate does not train; remove it"),
         ("gsm8k", "--val_samples 2 --temperature 0", "--val_samples 2 draws several answers, but --temperature 0"),
         ("gsm8k", "--eval_fraction 0", "--split eval has no rows; raise --eval_fraction"),
     ],

@@ -140,7 +140,7 @@ def test_an_explained_step_is_a_recorded_one_and_parallel_paths_have_none():
     check(flags([]), mistakes)
     assert not mistakes.sentences and step_needs(flags([])) == ({"--explain_steps": False}, "")
     check(flags([1]), mistakes)
-    assert "--explain_steps needs sequences" in str(mistakes.sentences)
+    assert "--explain_steps needs each sequence" in str(mistakes.sentences)
     whole, own = step_needs(flags([1]))
     assert whole == {"--explain_steps": True} and own.startswith("steps are recorded")
 

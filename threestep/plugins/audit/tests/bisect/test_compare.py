@@ -190,7 +190,7 @@ def test_mistakes_are_sentences(tmp_path: Path):
     for content, words in (
         ('{"digests": 9}\n', "has digests of version 9, but this threestep reads version 1;"),
         ("{", r"digests.jsonl, line 1: expects JSON"),
-        ('{"step": 1}\n', "has no first line with `digests`: the file is incomplete"),
+        ('{"step": 1}\n', "has no `digests`: the file is incomplete"),
     ):
         (tmp_path / "a" / "digests.jsonl").write_text(content)
         with pytest.raises(ThreestepError, match=words):

@@ -89,7 +89,7 @@ def test_areal(tmp_path: Path):
 def test_what_is_missing_or_unknown():
     with pytest.raises(ThreestepError, match="verl's DataProto has no tensor response_mask"):
         verl_record(SimpleNamespace(batch={}, non_tensor_batch={}), GAE)
-    with pytest.raises(ThreestepError, match="settings of verl_record has the unknown name 'gama'.*gamma"):
+    with pytest.raises(ThreestepError, match="settings of verl_record: unknown name 'gama'.*gamma"):
         verl_record(batch(), {"gama": 1.0})
 
 
@@ -117,8 +117,8 @@ def test_prime_rl(tmp_path: Path):
     with pytest.raises(ThreestepError, match="rank_0.jsonl is missing: the token export is incomplete"):
         prime_rl_record(place, {})
     (place / "rank_1.jsonl").unlink()
-    with pytest.raises(ThreestepError, match="has no token exports of prime-rl"):
+    with pytest.raises(ThreestepError, match="has no token exports from prime-rl"):
         prime_rl_record(place, {})
     (place / "rank_0.jsonl").write_text('{"token_ids": [1]}\n')
-    with pytest.raises(ThreestepError, match="row 1 has no list loss_mask"):
+    with pytest.raises(ThreestepError, match="row 1: expected a list 'loss_mask'"):
         prime_rl_record(place, {})

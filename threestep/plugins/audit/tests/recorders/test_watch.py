@@ -371,7 +371,7 @@ def test_trainers_that_a_program_makes(tmp_path: Path):
 
 def test_other_trainers_are_refused():
     known = "SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer, GRPOTrainer, RLOOTrainer, Trainer"
-    words = f"recorded expects one of {known} of TRL and transformers, or a subclass of one, got Stand"
+    words = f"recorded expects one of {known} from TRL or transformers, or a subclass of one, got Stand"
     with (
         pytest.raises(ThreestepError, match=words),
         threestep.audit.recorded(Stand(), "record"),

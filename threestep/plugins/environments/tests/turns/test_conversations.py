@@ -309,7 +309,7 @@ def test_samples_of_a_prompt_begin_alike(model):
         def reset(self) -> Future:
             return given(([4, 5 + self.seed % 2], None))
 
-    with pytest.raises(ThreestepError, match="needs a reset that begins all samples of a prompt alike"):
+    with pytest.raises(ThreestepError, match="needs a reset that returns the same messages for all samples"):
         converse(model, kind=Moody)
     rollout, _ = converse(model, kind=Moody, samples=1)  # samples of different prompts may
     assert [rollout.prompt_of(row).tolist() for row in range(2)] == [[4, 5], [4, 6]]

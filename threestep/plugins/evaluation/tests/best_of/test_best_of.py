@@ -179,7 +179,7 @@ def test_other_settings_are_refused_or_drawn_again(tmp_path):
     store = AnswerStore(tmp_path)
     store.begin({"--seed": 1, "--reward": "length"}, overwrite=False)
     store.add(0, ONE)
-    expected = "holds responses drawn with other settings: --seed was 1 and is now 2; restore those settings, use"
+    expected = "holds responses generated with other settings: --seed was 1 and is now 2; restore those settings, use"
     with pytest.raises(ThreestepError, match=expected):
         store.begin({"--seed": 2, "--reward": "length"}, overwrite=False)
     assert store.missing(BATCHES) == [1]
@@ -210,7 +210,9 @@ def test_a_damaged_file_of_responses_is_named_with_its_remedy(tmp_path, content,
     store.add(0, ONE)
     store.add(1, TWO)
     (tmp_path / "batches" / "000001.jsonl").write_bytes(content)
-    with pytest.raises(ThreestepError, match=rf"000001.jsonl.*{expected}.*; remove this file to draw its responses"):
+    with pytest.raises(
+        ThreestepError, match=rf"000001.jsonl.*{expected}.*; remove this file to generate its responses"
+    ):
         store.close(BATCHES)
     (tmp_path / "batches" / "000001.jsonl").unlink()
     assert store.missing(BATCHES) == [1]
@@ -227,7 +229,7 @@ def test_responses_without_their_settings_are_not_taken_for_those_of_any(tmp_pat
     store.begin({"--seed": 1}, overwrite=False)
     store.add(0, ONE)
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ThreestepError, match="settings.json.*; use another --output_dir, or add --overwrite to draw"):
+    with pytest.raises(ThreestepError, match="settings.json.*; use another --output_dir, or add --overwrite to start"):
         store.begin({"--seed": 2}, overwrite=False)
     store.begin({"--seed": 2}, overwrite=True)
     assert store.missing(BATCHES) == [0, 1]

@@ -48,7 +48,7 @@ def test_flags_without_use_are_refused():
     assert "--val_samples 2 is" in found and "--reward length is" in found
     assert "--num_fewshot 2 needs --tasks" in refused("--num_fewshot", "2")
     assert "--rollout_engine is not used here" in refused("--tasks", "a", "--rollout_engine", "vllm")
-    with pytest.raises(ThreestepError, match="--tasks is only for harness, not for reward; leave"):
+    with pytest.raises(ThreestepError, match="--tasks is only for harness, not for reward; remove --tasks"):
         evaluate.main(["reward", "--model_name_or_path", "nowhere", "--tasks", "a"])
 
 
@@ -190,7 +190,7 @@ def test_a_reward_model_answers_no_tasks(kind, tasks, is_wrong):
     flags = SimpleNamespace(step=SimpleNamespace(kind=kind), added=SimpleNamespace(of=lambda _: given))
     mistakes = Mistakes()
     check_run_tasks(flags, mistakes)
-    sentence = "--harness_tasks needs a language model, but this step trains a reward model; leave it out"
+    sentence = "--harness_tasks needs a language model, but this step trains a reward model; remove --harness_tasks"
     assert mistakes.sentences == ([sentence] if is_wrong else [])
 
 
