@@ -25,7 +25,7 @@ _NEITHER = ("num_ranks", "config")  # flags that are no step's
 _FLAG = re.compile(r"(?:(?P<before>\w+) )?--(?P<name>[a-z]\w*)(?:[ =](?P<value>'[^']*'|[^\s,;:()]*[^\s,;:().]))?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _SWITCHED = {"true": "True", "false": "False"}
-_ADVICE = ("give", "or", "take", "by", "with", "use", "add")  # before a switch that is to be on
+_ADVICE = ("give", "pass", "set", "or", "take", "by", "with", "use", "add")  # before a switch that is to be on
 
 Taken = ParamSpec("Taken")
 Returned = TypeVar("Returned")

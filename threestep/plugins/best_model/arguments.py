@@ -25,8 +25,8 @@ class BestModelArguments:
     )
     early_stopping: int = flag(
         0,
-        "End training early, and save the model, after this many evaluations in a row without a new best; 0 never "
-        "ends early. With --load_best_model_at_end, the best model is saved.",
+        "End training early, and save the model, after this many evaluations in a row without a new best; 0 disables "
+        "early stopping. With --load_best_model_at_end, the best model is saved.",
         "evaluations >= 0",
         aliases=["--early_stopping_patience"],
     )

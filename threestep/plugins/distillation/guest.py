@@ -31,7 +31,7 @@ class Distillation(Guest):
     covers_all: bool
     own_loss_weight: float = field(default=1.0, kw_only=True)
 
-    why_not_ahead = "the teacher is read in the training forward pass; leave the teacher out"
+    why_not_ahead = "the teacher is read in the training forward pass; remove the teacher"
 
     def tally(self, documents: Sequence[Document]) -> int:
         """Return the tokens to be predicted."""

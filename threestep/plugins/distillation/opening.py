@@ -50,7 +50,7 @@ def check_same_words(settings: TeacherSettings, student: PreTrainedTokenizerBase
     if not same_tokenizer(student, teacher):
         raise ThreestepError(
             f"the tokenizers of --teacher_model_name_or_path '{name}' ({len(teacher)} tokens) and of the model in "
-            f"training '{student.name_or_path}' ({len(student)} tokens) differ, so their distributions cannot be "
+            f"training '{student.name_or_path}' ({len(student)} tokens) differ, so the models' distributions cannot be "
             "compared token by token; use a teacher of the same family"
         )
     check_positions(model_settings(settings), settings.longest_tokens, "the length flags")

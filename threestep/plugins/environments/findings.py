@@ -183,7 +183,7 @@ def _rewards(had: Sequence[tuple[Row, PlayedConversation]], wanted: tuple[float,
 
 
 def _unasked(wanted: tuple[float, float] | None) -> str:
-    return "" if wanted is not None else "; give the expected range with --reward_range"
+    return "" if wanted is not None else "; pass the expected range with --reward_range"
 
 
 def _nonsense(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFinding:

@@ -106,11 +106,11 @@ def _why(run: RunDigests, again: Rerun, side: str) -> str:
     """Return the reasons why a run may not repeat itself. side: a or b."""
     differing = environments_that_differ(run.environment, again.environment)
     if not differing:
-        code = f"its code (give a checkout with --code_{side}) or " if "commit" not in run.environment else ""
+        code = f"its code (pass a checkout with --code_{side}) or " if "commit" not in run.environment else ""
         return f"{code}its machine differs, or some of its operations are not deterministic"
     words = ", ".join(f"{name} {before}, now {now}".strip() for name, (before, now) in differing.items())
     flags = [
-        *([f"give a checkout with --code_{side}"] if {"commit", "threestep"} & differing.keys() else []),
-        *([f"give an interpreter with --python_{side}"] if differing.keys() - {"commit", "threestep", ""} else []),
+        *([f"pass a checkout with --code_{side}"] if {"commit", "threestep"} & differing.keys() else []),
+        *([f"pass an interpreter with --python_{side}"] if differing.keys() - {"commit", "threestep", ""} else []),
     ]
-    return f"it ran with {words}" + (f"; {', '.join(flags)}" if flags else "")
+    return f"it ran with {words}" + (f"; {' and '.join(flags)}" if flags else "")

@@ -41,8 +41,8 @@ def check_tensors(tensors: Mapping[str, np.ndarray], where: str) -> None:
         total = int(tensors[lengths].sum()) if lengths in tensors else None
         if total != sizes[axis][0]:
             raise ThreestepError(
-                f"{where}: {lengths} must add up to the {sizes[axis][0]:,} entries of {sizes[axis][1]}, got "
-                f"{'no such tensor' if total is None else f'{total:,}'}"
+                f"{where}: {lengths} must add up to the {sizes[axis][0]:,} entries of {sizes[axis][1]}, "
+                f"{'but there is no such tensor' if total is None else f'got {total:,}'}"
             )
 
 

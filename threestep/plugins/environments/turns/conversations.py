@@ -199,7 +199,7 @@ class ActingRollout(EngineWrapper):
         if len(each.prompt) > most:
             raise ThreestepError(
                 f"--environment, --tools: a conversation begins with {len(each.prompt)} tokens, including its tools, "
-                f"but --max_prompt_seq_len is {most}; raise it, or shorten what an environment opens with"
+                f"but --max_prompt_seq_len is {most}; raise it, or shorten the environment's opening"
             )
         if each.prompt != first.prompt:
             raise ThreestepError(

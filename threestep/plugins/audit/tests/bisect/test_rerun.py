@@ -129,7 +129,7 @@ def test_a_run_that_does_not_repeat_itself_is_a_note(tmp_path: Path):
     found = bisect(a, b, tmp_path / "work", [Started(b), Started(b)])
     assert len(found.notes) == 1 and "does not reproduce step 1 (rows)" in found.notes[0]
     assert found.notes[0].endswith(
-        ": its code (give a checkout with --code_a) or its machine differs, or some of its operations are not "
+        ": its code (pass a checkout with --code_a) or its machine differs, or some of its operations are not "
         "deterministic"
     )
     assert advice(found)[0].startswith("first make both runs reproducible")
@@ -143,8 +143,8 @@ def test_what_a_run_ran_with_is_in_the_note(tmp_path: Path):
     start = Started(b, environment=now)
     found = bisect(replace(a, environment=then), b, tmp_path / "work", [start, Started(b)])
     assert found.notes[0].endswith(
-        "it ran with cpu, 1 thread, now cpu, 2 threads, transformers 5.24.0, now 5.19.0, commit aa, now bb; give "
-        "a checkout with --code_a, give an interpreter with --python_a"
+        "it ran with cpu, 1 thread, now cpu, 2 threads, transformers 5.24.0, now 5.19.0, commit aa, now bb; pass "
+        "a checkout with --code_a and pass an interpreter with --python_a"
     )
 
 
