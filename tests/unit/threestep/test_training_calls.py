@@ -243,6 +243,7 @@ def test_what_the_package_exports():
         ("--learning_rate expects more than 0, got -1.0", "learning_rate expects more than 0, got -1.0"),
         ("--lora_dim 8 and --only_optimize_lora false", "lora_dim=8 and only_optimize_lora=False"),
         ("use --dtype bf16, or --gradient_checkpointing", "use dtype='bf16', or gradient_checkpointing=True"),
+        ("pass --offload, or remove --gradient_checkpointing", "pass offload=True, or remove gradient_checkpointing"),
         ("--offload moves the optimizer", "offload moves the optimizer"),
         ("the tokenizers of --model_name_or_path 'a b' and x", "the tokenizers of model='a b' and x"),
         ("--metric_for_best_model mine is not there", "metric_for_best_model='mine' is not there"),

@@ -73,4 +73,4 @@ def test_another_tokenizer_is_refused_before_the_models_load(models):
     )
     ran = run_step(1, [*SHARED, *flags.split()])
     assert ran.code != 0
-    assert "differ, so their distributions cannot be compared token by token; use a teacher of the same" in ran.stderr
+    assert "differ, so the models' distributions cannot be compared token by token; use a teacher of" in ran.stderr
