@@ -45,7 +45,7 @@ TOP = DivergenceSettings("js", 0.1, 5)
             TeacherSettings("t", compared=DivergenceSettings(beta=0.1)),
             "--teacher_beta 0.1 applies only to --teacher_divergence",
         ),
-        (TeacherSettings(url="http://a/v1"), "--teacher_url gives only a teacher's most likely tokens; set"),
+        (TeacherSettings(url="http://a/v1"), "--teacher_url returns only a teacher's most likely tokens; set"),
         (TeacherSettings("t", url="http://a/v1"), "--teacher_url http://a/v1 names a server, but"),
         (
             TeacherSettings("t", "f.jsonl"),
@@ -236,7 +236,7 @@ def test_what_is_compared_and_what_is_refused(folders):
     guest = open_teacher(settings, policy, load_under)
     assert guest.coefficient == 0.3 and not guest.covers_all
     assert guest.compare.__self__.vocabulary == 64  # of both
-    with pytest.raises(ThreestepError, match="--teacher_top_k 64 must be less than the vocabulary of 64 tokens"):
+    with pytest.raises(ThreestepError, match="--teacher_top_k 64 must be less than the vocabulary size, 64"):
         open_teacher(TeacherSettings(name, compared=DivergenceSettings(top_k=64)), policy, load_under)
     with pytest.raises(
         ThreestepError, match="the logits of .*capped .Gemma2ForCausalLM. do not come from one linear layer"

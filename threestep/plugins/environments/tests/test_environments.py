@@ -220,7 +220,7 @@ def test_an_installed_environment_is_named_alone(install):
     ("given", "sentence"),
     [
         ("Mase", "environment (Gone, Maze, Number), got 'Mase'; did you mean 'Maze'?"),
-        ("Number", "expects a class, got 'Number', which is int"),
+        ("Number", "expects a class, got 'Number', which is of type int"),
         ("Gone", "'packaged_mazes:Away' does not load: AttributeError"),
         ("here:Maze", "expects FILE.py:NAME, a Python file and a name defined in it, got 'here:Maze'"),
     ],

@@ -185,7 +185,9 @@ def test_mistakes_are_sentences(tmp_path: Path):
     a = written(tmp_path / "a", [line(1)])
     other = {**BEGIN, "program": "training.step2_dpo.main"}
     b = RunDigests(tmp_path, other, (), a.steps, {}, {})
-    with pytest.raises(ThreestepError, match="only if they are of the same program, got training.step1_sft.main and"):
+    with pytest.raises(
+        ThreestepError, match="only if they come from the same program, got training.step1_sft.main and"
+    ):
         compare(a, b, ())
     for content, words in (
         ('{"digests": 9}\n', "has digests of version 9, but this threestep reads version 1;"),
