@@ -97,7 +97,7 @@ def test_switched_off_it_is_taken_and_deepspeed_never_sees_it(dotted, final_of):
         (
             {"zero_optimization": {"zero_hpz_partition_size": 3}},
             {"zero_stage": 3},
-            "'zero_optimization.zero_hpz_partition_size' expects a divisor of the 2 rank",
+            "'zero_optimization.zero_hpz_partition_size' expects a divisor of the number of ranks .2., got 3",
         ),
         (
             {"bf16": {"bf16_master_weights_and_grads": True}},

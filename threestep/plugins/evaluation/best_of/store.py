@@ -57,7 +57,7 @@ class AnswerStore:
         earlier = self._earlier_settings(path)
         if earlier is not None and earlier != plain:
             names = [name for name in {**earlier, **plain} if earlier.get(name) != plain.get(name)]
-            differ = "; ".join(f"{name} was {earlier.get(name)} and is now {plain.get(name)}" for name in names)
+            differ = "; ".join(f"{name} changed from {earlier.get(name)} to {plain.get(name)}" for name in names)
             raise ThreestepError(
                 f"--output_dir {self.folder} holds responses generated with other settings: {differ}; restore those "
                 "settings, use another --output_dir, or add --overwrite to start over"

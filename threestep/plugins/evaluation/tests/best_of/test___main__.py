@@ -124,16 +124,16 @@ def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(fl
     assert before.keys() == after.keys() and before["answers.jsonl"] != after["answers.jsonl"]
     best_of.main([*flags, "--overwrite"])
     with pytest.raises(
-        ThreestepError, match="other settings: --temperature was 1.0 and is now 0.5; restore those settings"
+        ThreestepError, match="other settings: --temperature changed from 1.0 to 0.5; restore those settings"
     ):
         best_of.main([*flags, "--temperature", "0.5"])
     tiny_causal_lm("llama", seed=7, vocab_size=300).save_pretrained(tmp_path / "other")
     shutil.copy(tmp_path / "other/model.safetensors", tmp_path / "one/model.safetensors")
-    with pytest.raises(ThreestepError, match="other settings: the files of .*/one was "):
+    with pytest.raises(ThreestepError, match="other settings: the files of .*/one changed "):
         best_of.main(flags)
     with open(tmp_path / "rows.jsonl", "a", encoding="utf-8") as file:
         file.write('{"prompt": "Human: kiwi? Assistant:", "ground_truth": "kiwi"}\n')
-    with pytest.raises(ThreestepError, match="other settings: the prompts was "):
+    with pytest.raises(ThreestepError, match="other settings: the prompts changed "):
         best_of.main(flags)
 
 

@@ -179,7 +179,7 @@ def test_other_settings_are_refused_or_drawn_again(tmp_path):
     store = AnswerStore(tmp_path)
     store.begin({"--seed": 1, "--reward": "length"}, overwrite=False)
     store.add(0, ONE)
-    expected = "holds responses generated with other settings: --seed was 1 and is now 2; restore those settings, use"
+    expected = "holds responses generated with other settings: --seed changed from 1 to 2; restore those settings, use"
     with pytest.raises(ThreestepError, match=expected):
         store.begin({"--seed": 2, "--reward": "length"}, overwrite=False)
     assert store.missing(BATCHES) == [1]
