@@ -29,7 +29,7 @@ def search_path(path: Sequence[str], here: str) -> list[str]:
 def main(argv: Sequence[str]) -> None:
     """Run the module that is named first with the flags after it."""
     if not argv or argv[0].startswith("-"):
-        sys.exit("error: no module given; name one first, such as training.step1_sft.main")
+        sys.exit("error: no module given; pass one first, such as training.step1_sft.main")
     sys.path[:] = search_path(sys.path, os.getcwd())
     sys.argv = list(argv)
     runpy.run_module(argv[0], run_name="__main__", alter_sys=True)

@@ -117,7 +117,7 @@ def test_samples(chain_named, name: str):
         assert sum(own) / len(own) == pytest.approx(rewards[step], abs=1e-6)
 
 
-NEW_HEAD = "has no scalar head: score.weight is new, with random weights"
+NEW_HEAD = "has no scalar head; initialized at random: score.weight"
 
 
 @CHAINS

@@ -99,7 +99,7 @@ def test_no_credentials_are_left_and_the_run_goes_on(place, pairs_file):
 
     again = ["--config", runs / "config.yaml", "--resume"]
     refused = run_step(1, again, environment=ENVIRONMENT)
-    assert refused.code == 2 and "--data_path: the credentials of 'jsonl:vault://***@host" in refused.stderr, (
+    assert refused.code == 2 and "--data_path: the credentials in 'jsonl:vault://***@host" in refused.stderr, (
         refused.words
     )
     given = {**ENVIRONMENT, ADDRESSES_VARIABLE: address(NEW_SIGNATURE)}

@@ -81,7 +81,7 @@ def test_the_accuracy_rises(trained):
     assert [line["step"] for line in steps] == list(range(1, 51))
     told = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward", "pairs_per_second", "mfu")
     assert steps[0].keys() >= {f"train/{name}" for name in told}
-    assert said_of_reference(ran)[0].startswith("reference: read 1,700 rows in ")
+    assert said_of_reference(ran)[0].startswith("reference: computed 1,700 rows in ")
     last = ran.stdout.splitlines()[-1]
     assert last.startswith("step 2: evaluation loss 0.693 -> 0.6")
     assert f", pair accuracy {summary['eval_accuracy']:.3f}, reward margin " in last

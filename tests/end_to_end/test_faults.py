@@ -74,7 +74,7 @@ def test_steps_of_nan_are_counted_and_end_the_run(
     said = run_program(root, "runs", 2, runs), (root / "runs_rank_1").read_text().splitlines()
     assert said[0] == said[1] and len(said[0]) == 5
     for step, sentence in zip((1, 2, "dpo", 3), said[0], strict=False):
-        assert sentence.startswith("2 optimizer steps had a loss or gradient that is not finite"), sentence
+        assert sentence.startswith("2 optimizer steps had a non-finite loss or gradient"), sentence
         lines = read_lines(root / str(step) / "bad_steps.jsonl")
         assert [line["step"] for line in lines] == [1, 2]
         assert all(len(line["row_ids"]) == 4 for line in lines)

@@ -35,7 +35,7 @@ def test_where_one_works_in_the_checkout_it_stays():
 
 @pytest.mark.parametrize("words", [[], ["--config", "x"]])
 def test_a_module_is_expected_first(words):
-    with pytest.raises(SystemExit, match="^error: no module given; name one first, such as training.step1_sft.main$"):
+    with pytest.raises(SystemExit, match="^error: no module given; pass one first, such as training.step1_sft.main$"):
         main(words)
 
 

@@ -75,7 +75,7 @@ def test_a_loss_without_a_reference(monkeypatch):
     ]
 
 
-SMOOTHING = "--label_smoothing 0.1 is for --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo"
+SMOOTHING = "--label_smoothing 0.1 applies only to --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo"
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,19 @@ SMOOTHING = "--label_smoothing 0.1 is for --loss_type sigmoid, sigmoid_norm, rob
             {"loss_type": "orpo,simpo", "reference": "adapter_off"},
             "--reference adapter_off needs a loss with a reference",
         ),
-        ({"loss_type": "ipo,sft", "label_smoothing": 0.1}, f"{SMOOTHING}, not for ipo, sft; leave it out"),
+        ({"loss_type": "ipo,sft", "label_smoothing": 0.1}, f"{SMOOTHING}, not to ipo, sft; remove it"),
         ({"sft_coef": -1.0}, "--sft_coef expects 0 or more, got -1.0"),
         ({"label_smoothing": 0.5}, "--label_smoothing expects 0 or more and less than 0.5, got 0.5"),
-        ({"label_smoothing": 0.1, "loss_type": "ipo"}, f"{SMOOTHING}, not for ipo; leave it out"),
-        ({"simpo_gamma": 1.0, "loss_type": "cpo"}, "--simpo_gamma 1.0 is for --loss_type simpo, not for cpo"),
+        ({"label_smoothing": 0.1, "loss_type": "ipo"}, f"{SMOOTHING}, not to ipo; remove it"),
+        ({"simpo_gamma": 1.0, "loss_type": "cpo"}, "--simpo_gamma 1.0 applies only to --loss_type simpo, not to cpo"),
         ({"simpo_gamma": -1.0, "loss_type": "simpo"}, "--simpo_gamma expects 0 or more, got -1.0"),
-        ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 is for --loss_type cpo, not for sigmoid; leave it out"),
+        ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 applies only to --loss_type cpo, not to sigmoid; remove it"),
         ({"loss_type": "kto,sigmoid"}, "--loss_type 'kto,sigmoid' mixes kinds of rows ('kto' marked, 'sigmoid'"),
         ({"loss_type": "kto", "sft_coef": 0.1}, "--ld_alpha and --sft_coef need several responses per prompt, but"),
-        ({"loss_type": "bco", "desirable_weight": 2.0}, "--desirable_weight 2.0 is for --loss_type kto, not for bco"),
+        (
+            {"loss_type": "bco", "desirable_weight": 2.0},
+            "--desirable_weight 2.0 applies only to --loss_type kto, not to bco",
+        ),
         ({"ld_alpha": 1.1}, "--ld_alpha expects a number from 0 to 1, got 1.1"),
         ({"ld_alpha": 0.5, "loss_type": "simpo"}, "--ld_alpha 0.5 needs a sum over tokens, but --loss_type simpo"),
     ],

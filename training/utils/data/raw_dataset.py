@@ -258,6 +258,6 @@ def load_by_name(dataset_name: str, config_name: str | None = None) -> Any:
         first_line = (str(error).splitlines() or [""])[0]
         raise ThreestepError(
             f"dataset '{dataset_name}' could not be loaded {where}: {type(error).__name__}: {first_line}; "
-            "check the name and the network, or pass a folder that save_to_disk wrote and whose path ends in "
-            "the dataset's name"
+            "check the name and the network, or pass a folder written by save_to_disk whose path ends in the "
+            "dataset's name"
         ) from error

@@ -51,9 +51,9 @@ class BadSteps:
                 self.lines.append([json.dumps(line)])
         if self.count >= self.most:
             raise ThreestepError(
-                f"{self.count} optimizer step{'s' if self.count > 1 else ''} had a loss or gradient that is not "
-                f"finite, the limit set by --max_bad_steps {self.most}; the last was step {step} "
-                f"({in_words}){where}; they left the weights unchanged: check those rows, lower the learning rate, or "
+                f"{self.count} optimizer step{'s' if self.count > 1 else ''} had a non-finite loss or gradient, "
+                f"which is the limit set by --max_bad_steps {self.most}; the last was step {step} "
+                f"({in_words}){where}; the weights were left unchanged: check those rows, lower the learning rate, or "
                 "train with --dtype fp32"
             )
         log(

@@ -118,7 +118,7 @@ def read_state(path: str | Path, mapped: bool = False) -> Any:
         return _decoded(state, tensors, _known_classes())
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         reason = f"{type(problem).__name__}: {str(problem)[:200]}"
-        raise ThreestepError(f"{path} is not a state written by Threestep ({reason})") from problem
+        raise ThreestepError(f"{path} is not a state file written by Threestep ({reason})") from problem
 
 
 def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, type]) -> Any:

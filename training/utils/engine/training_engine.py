@@ -330,7 +330,7 @@ def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterato
         if "deterministic implementation" in str(problem):  # torch's words, with --deterministic on CUDA
             raise ThreestepError(
                 f"--deterministic: {doing} of {shape()} needs an operation that has no deterministic version on CUDA "
-                f"({first_line(problem)}); leave the flag out"
+                f"({first_line(problem)}); remove the flag"
             ) from problem
         if not is_out_of_memory(problem):
             raise

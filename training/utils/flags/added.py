@@ -99,5 +99,5 @@ def refuse_flags_of_others(
         value = getattr(flags, flag)
         mistakes.require(
             not set(by).isdisjoint(names) or value == type(flags).__dataclass_fields__[flag].default,
-            f"--{flag} {value} is for --{of_table} {either(by)}, not for {', '.join(names)}; leave it out",
+            f"--{flag} {value} applies only to --{of_table} {either(by)}, not to {', '.join(names)}; remove it",
         )

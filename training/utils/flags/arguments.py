@@ -265,7 +265,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if size > MOST_YAML_CHARACTERS:
         raise ThreestepError(
             f"{path}: expected a configuration file of at most {MOST_YAML_CHARACTERS >> 20} MiB, got {size:,} bytes; "
-            "pass a file of settings"
+            "pass a settings file"
         )
     try:
         values = parse_yaml(text)
@@ -347,7 +347,7 @@ def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -
         found = value if name in overridden else restored(value, os.environ)
         if found is None:
             raise ThreestepError(
-                f"{name}: the credentials of '{value}' are not saved; pass the whole address with {name}, or in the "
+                f"{name}: the credentials in '{value}' are not saved; pass the full address with {name}, or in the "
                 f"variable {ADDRESSES_VARIABLE} (one address per line)"
             )
         whole.append(f"{flag}{equals}{found}")
@@ -377,7 +377,7 @@ def _set_aside(
             else:
                 own.append(word)
     if found:
-        log_on_main(f"ignored because this step does not read them: {', '.join(found)}")
+        log_on_main(f"ignored because this step does not use them: {', '.join(found)}")
     return kept
 
 

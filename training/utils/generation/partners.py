@@ -109,5 +109,5 @@ def partners_of(flags: AddedFlags) -> Partners:
     """Return who answers the model, not loaded yet. ThreestepError if two plugins would."""
     there = [each for each in all_partners(flags) if each.is_there]
     if len(there) > 1:
-        raise ThreestepError(f"{there[0].flag} and {there[1].flag} both answer the model; leave one of them out")
+        raise ThreestepError(f"{there[0].flag} and {there[1].flag} both reply to the model; remove one of them")
     return there[0] if there else Partners()

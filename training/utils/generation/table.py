@@ -60,7 +60,7 @@ class RolloutEngineFlags:
             set_flags = [name for name in names if getattr(group, name) != getattr(usual, name)]
             mistakes.require(
                 not set_flags,
-                f"--{', --'.join(set_flags)}: only for {FLAG} {field.name}, not for {given}; leave out these flags",
+                f"--{', --'.join(set_flags)}: only for {FLAG} {field.name}, not for {given}; remove these flags",
             )
 
 
@@ -98,11 +98,11 @@ def checked_engine(
     for flag, value in wanted.items():
         mistakes.require(
             not value or getattr(engine, f"supports_{flag}", False),
-            f"{FLAG} {given} does not support --{flag} {value}; leave that out, or use another engine",
+            f"{FLAG} {given} does not support --{flag} {value}; remove it, or use another engine",
         )
     mistakes.require(
         form is None or engine.draws_forms,
-        f"{FLAG} {given} does not support {form and form.flag}; leave that out, or use another engine",
+        f"{FLAG} {given} does not support {form and form.flag}; remove it, or use another engine",
     )
     return engine
 

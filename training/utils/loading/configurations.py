@@ -126,8 +126,8 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
     if steady is not None and longest_tokens > steady:
         raise ThreestepError(
             f"sequences may have {longest_tokens} tokens ({flags}), but '{settings.name_or_path}' (longrope) changes "
-            f"the angles of a whole batch if one sequence exceeds {steady}, so sequences would affect each other; "
-            f"lower the limit to {steady}, or use a model with other positions (default, linear, yarn, llama3)"
+            f"the rotary angles of the whole batch if one sequence exceeds {steady}, so sequences would affect each "
+            f"other; lower the limit to {steady}, or use a model with other positions (default, linear, yarn, llama3)"
         )
 
 
@@ -149,8 +149,8 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
             ) from problem
         if "use_safetensors=True" in str(problem):  # transformers' advice where a hub has pickles alone
             raise ThreestepError(
-                f"'{name_or_path}' has no safetensors on the hub; pickled weights are refused, because they may run "
-                f"code when they are read; if you trust them, convert them: {resaving_command(name_or_path, None)}"
+                f"'{name_or_path}' has no safetensors files on the hub; pickled weights are refused, because loading "
+                f"them may run code; if you trust them, convert them: {resaving_command(name_or_path, None)}"
             ) from problem
         near = "" if Path(name_or_path).is_dir() else nearest_folders(name_or_path)
         folder = f", and there is no such folder{near}?" if near else ":"
@@ -212,11 +212,11 @@ def read_score_scale(name_or_path: str, flag: str) -> ScoreScale:
     if mean is None or std is None:
         raise ThreestepError(
             f"{flag} needs {_MEAN} and {_STD} in the configuration of '{name_or_path}', which lacks them: train it "
-            "with step 2 (--normalization_rows above 0), or leave the flag out"
+            "with step 2 (--normalization_rows above 0), or remove the flag"
         )
     if not std > 0:
         raise ThreestepError(
             f"{flag}: the configuration of '{name_or_path}' has {_STD} {std}: its scores do not vary and "
-            "cannot be normalized; leave the flag out"
+            "cannot be normalized; remove the flag"
         )
     return ScoreScale(float(mean), float(std))

@@ -85,7 +85,7 @@ def judge(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, Store
     if report.missing:
         names, others = ", ".join(sorted(report.missing)), _other_heads(report, stored)
         has = f"has a different head ({counted(others)}), which is not used" if others else "has no scalar head"
-        log(f"model: '{wanted.where}' {has}: {names} is new, with random weights", is_main)
+        log(f"model: '{wanted.where}' {has}; initialized at random: {names}", is_main)
     dropped = OUTPUT_HEADS if wanted.is_scalar else ()
     unused = sorted(name for name in report.unexpected if not name.startswith(dropped))
     heads = [name for name in unused if name.startswith(OUTPUT_HEADS) or name in _other_heads(report, stored)]

@@ -382,7 +382,7 @@ def freeze_named(model: PreTrainedModel, settings: ModelSettings, embeddings_tra
     is_whole = all(name in named or name.startswith(HEAD) for name in weights)
     if moved and not is_whole:
         raise ThreestepError(
-            f"adapters train on {moved[0]} and {len(moved) - 1} other weights that are frozen ({path}), so "
+            f"adapters are attached to {moved[0]} and {len(moved) - 1} other weights that are frozen ({path}), so "
             "the saved weights would change; put adapters on other layers, unfreeze these, or freeze the whole model"
         )
     frozen = [weights[name] for name in named if name in weights]

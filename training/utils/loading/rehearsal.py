@@ -88,8 +88,8 @@ def judge_loaded(
     lacking = sorted(loaded.missing - new - wanted.supplied)
     if lacking and hasattr(model.get_parameter(lacking[0]), "ds_id"):
         raise ThreestepError(
-            f"'{wanted.where}' cannot be loaded in shards, which --zero_stage 3 requires: transformers leaves "
-            f"{len(lacking)} of its tensors random ({lacking[0]}), although the files hold them; use --zero_stage 2"
+            f"'{wanted.where}' cannot be loaded in shards, which --zero_stage 3 requires: transformers initializes "
+            f"{len(lacking)} of its tensors at random ({lacking[0]}), although the files have them; use --zero_stage 2"
         )
     judge(replace(wanted, replaces_head=False), replace(loaded, missing=frozenset(lacking)), stored)
 

@@ -68,8 +68,8 @@ def save_model(
     if lacking or unknown:
         raise ThreestepError(
             f"'{folder}': cannot save {type(model).__name__}: it lacks {len(lacking)} tensors{_first(lacking)} and has "
-            f"{len(unknown)} that the plain model does not know{_first(unknown)}; export a checkpoint of the run with "
-            "the versions of constraints.txt installed"
+            f"{len(unknown)} that the plain model lacks{_first(unknown)}; export a checkpoint of the run with "
+            "the versions in constraints.txt installed"
         )
     try:
         with disk_errors(beside):
@@ -234,7 +234,7 @@ def read_description(folder: Path) -> DescribedModel:
         if isinstance(problem, ThreestepError) or is_out_of_memory(problem) or disk_error_in(problem) is not None:
             raise
         raise ThreestepError(
-            f"{folder}: the files with which a checkpoint describes a model are damaged: "
+            f"{folder}: the files that describe the checkpoint's model are damaged: "
             f"{type(problem).__name__}: {first_line(problem)}"
         ) from problem
 

@@ -128,7 +128,7 @@ def _check_sentencepiece(built: Any, name_or_path: str | Path) -> None:
         if ours != model.encode(text):
             raise ThreestepError(
                 f"'{name_or_path}' has a tokenizer.model but no {_FILE}, and transformers splits {text!r} into "
-                f"different tokens than SentencePiece; add the {_FILE} that was published with the model"
+                f"different tokens than SentencePiece does; add the {_FILE} that was published with the model"
             )
 
 

@@ -193,7 +193,7 @@ def check_form(config: Any, where: str) -> None:
     for field in missing("stored_forms"):
         if _has(config, field):
             raise ThreestepError(
-                f"'{where}' has {field} in its config.json, so its weights are not stored whole; "
+                f"'{where}' has {field} in its config.json, so its weights are stored in a special form; "
                 f"{missing_plugin('stored_forms', field)}"
             )
     stored_form(config).check(config, where)

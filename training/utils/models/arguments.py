@@ -40,7 +40,7 @@ class ModelArguments:
     rope_scaling: str | None = flag(
         None,
         "Extend a model with rotary embeddings to FACTOR times its positions, e.g. yarn:4 (or linear:4, interpolation "
-        "only); the trained model keeps them. --max_seq_len may use them all.",
+        "only); the trained model keeps the new positions, and --max_seq_len may use them all.",
         "type:factor",
         topic="length",
     )
@@ -55,18 +55,18 @@ class ModelArguments:
     head_chunk_mb: int = flag(
         0,
         "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU but takes more "
-        "memory. 0: chosen by free memory when the run starts; 256 on a CPU. It affects rounding, so a resumed run "
-        "keeps it.",
+        "memory. 0: chosen from the free memory when the run starts; 256 on a CPU. It affects rounding, so a resumed "
+        "run keeps it.",
         "mib >= 0",
         topic="memory",
     )
     freeze_vision_tower: bool = flag(
         ModelSettings.freeze_vision_tower,
-        "For models of images and text: freeze the vision tower, except its projector.",
+        "Image-text models: freeze the vision tower, except for its projector.",
     )
     freeze_projector: bool = flag(
         ModelSettings.freeze_projector,
-        "For models of images and text: freeze the projector, which maps the tower's states to embeddings.",
+        "Image-text models: freeze the projector, which maps the tower's states to embeddings.",
     )
 
     def validate(self, mistakes: Mistakes) -> None:

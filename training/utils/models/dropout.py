@@ -119,7 +119,7 @@ def _set_all(rates: list[SwitchedOff]) -> None:
 
 
 def check_no_dropout(
-    model: PreTrainedModel, where: str = " with dropout 0", instead: str = "leave the dropout flag out"
+    model: PreTrainedModel, where: str = " with dropout 0", instead: str = "remove the dropout flag"
 ) -> None:
     """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
     weights change.
@@ -133,7 +133,7 @@ def check_no_dropout(
     if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} computes different outputs in train mode{where}: its log-probabilities or "
-            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
+            f"scores differ by {difference:.2g} (rounding explains at most {own.tolerance:.2g}); {instead}"
         )
     # In half precision rounding explains much, and a CPU rounds the same numbers alike.
     if model.device.type == "cpu" and current_difference(model, own, training=True) != difference:

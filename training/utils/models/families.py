@@ -138,7 +138,7 @@ def check_reads_text(config: Any, name_or_path: str, takes_media: bool = False) 
     """
     if is_media_config(config) and not is_text_config(config) and not takes_media:
         raise ThreestepError(
-            f"'{name_or_path}': expected a causal language model of text, got a model of images and text "
+            f"'{name_or_path}': expected a text-only causal language model, got an image-text model "
             f"({config.model_type}), which is not supported here yet; use a language model"
         )
     if is_media_config(config) and not hasattr(config.get_text_config(), "vocab_size"):
@@ -152,16 +152,16 @@ def check_reads_media(config: Any, name_or_path: str) -> None:
     """ThreestepError if a model reads text alone, for rows with images."""
     if not is_media_config(config):
         raise ThreestepError(
-            f"'{name_or_path}': expected a model of images and text, because some rows have images, got "
-            f"{config.model_type}, which reads only text; use another model, or data without images"
+            f"'{name_or_path}': expected an image-text model, because some rows have images, got "
+            f"{config.model_type}, which accepts only text; use another model, or data without images"
         )
 
 
 def refuse_without_projector(model: Any) -> NoReturn:
     """ThreestepError for a model without a projector."""
     raise ThreestepError(
-        f"--freeze_projector expects a model of images and text whose projector has a known name, got "
-        f"{type(model).__name__}; leave it out"
+        f"--freeze_projector expects an image-text model whose projector has a known name, got "
+        f"{type(model).__name__}; remove it"
     )
 
 

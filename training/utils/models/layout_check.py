@@ -39,8 +39,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     longest = max(own.probes.longest_tokens, own.probes.alone[-1].tokens)
     if keys is not None and keys < longest:
         raise ThreestepError(
-            f"{type(model).__name__} keeps {keys} keys of a row (keep_window_size in its config.json), chosen from the "
-            f"whole row, but the sequences have {longest} tokens; use sequences of at most {keys} tokens"
+            f"{type(model).__name__} keeps only {keys} keys per row (keep_window_size in its config.json), chosen from "
+            f"the whole row, but the sequences have {longest} tokens; use sequences of at most {keys} tokens"
         )
     try:
         with torch.no_grad():
@@ -49,14 +49,14 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
         raise
     except Exception as problem:
         raise ThreestepError(
-            f"{type(model).__name__} cannot be trained: its forward of padded rows fails "
+            f"{type(model).__name__} cannot be trained: its forward pass on padded rows fails "
             f"({type(problem).__name__}: {first_line(problem)}); use another --dtype or another family"
         ) from problem
     difference = _largest_difference(own, parts[0], parts[1] if own.probes.long else None, at=0)
     if not difference <= own.tolerance:
         raise ThreestepError(
-            f"{type(model).__name__} cannot be trained: padded rows differ by {difference:.2g} from its own forward of "
-            f"single sequences (rounding explains {own.tolerance:.2g}); try "
+            f"{type(model).__name__} cannot be trained: its outputs for padded rows and for single sequences differ "
+            f"by {difference:.2g} (rounding explains at most {own.tolerance:.2g}); try "
             f"{', '.join([*advice('other_forward'), '--zero_stage 2'])}, shorter sequences, or another family"
         )
     if own.with_media is not None:
@@ -94,8 +94,8 @@ def check_segments(reason: str | None, needed_by: str | None, name: str) -> None
     the model `name` cannot do that, for `reason` (of `why_not_packed`, sharing)."""
     if reason is not None and needed_by is not None:
         raise ThreestepError(
-            f"{needed_by} needs a model that accepts a mask of segments, padded or not, but {name} "
-            f"does not: {reason}; use another model or --attn_implementation, or leave {needed_by} out"
+            f"{needed_by} needs a model that accepts a segment mask, padded or not, but {name} "
+            f"does not: {reason}; use another model or --attn_implementation, or remove {needed_by}"
         )
 
 

@@ -225,14 +225,14 @@ def _measured(model: PreTrainedModel, probes: Probes, media: RunMedia | None) ->
             raise
         except Exception as problem:
             raise ThreestepError(
-                f"{type(model).__name__} cannot be used: its forward with only token ids fails in {_precision(model)} "
-                f"({type(problem).__name__}: {first_line(problem)}); use a causal language model of text, or another "
-                "--dtype"
+                f"{type(model).__name__} cannot be used: its forward pass with only token IDs fails in "
+                f"{_precision(model)} ({type(problem).__name__}: {first_line(problem)}); use a text-only causal "
+                "language model, or another --dtype"
             ) from problem
     changed = [name for name, version in _versions(model).items() if version != versions[name]]
     if changed:
         raise ThreestepError(
-            f"{type(model).__name__} changes {len(changed)} of its own weights in a forward ({changed[0]}), so "
+            f"{type(model).__name__} changes {len(changed)} of its own weights in a forward pass ({changed[0]}), so "
             "neither training nor saving would see the loaded ones; look for a setting in its config.json that turns "
             'this off (RWKV: "rescale_every": 0), or use another family'
         )
@@ -301,7 +301,7 @@ def _read(model: PreTrainedModel, document: Document) -> _Read:
         score, is_linear, scores = _called(model, ids_T)
         if not isinstance(scores, torch.Tensor) or scores.shape[:2] != (1, len(ids_T)):
             raise ThreestepError(
-                f"{type(model).__name__} computes its score from a pooled state, not each token's; use another family"
+                f"{type(model).__name__} computes its score from a pooled state, not per token; use another family"
             )
         return _Read(True, score[0].double().cpu(), scores[0, middle_P].double().cpu(), is_linear)
     logits_PV, is_linear = _logits_at(model, ids_T, torch.cat([middle_P, target_M - 1]))
@@ -367,15 +367,15 @@ def _check_causal(model: PreTrainedModel, moved: dict[int, float], tolerance: fl
     tokens, most = list(moved.items())[-1]
     if moved[min(moved)] <= tolerance < most:
         raise ThreestepError(
-            f"{type(model).__name__} computes different outputs for the first half of {tokens} tokens than for it "
-            f"alone (by {most:.2g}; rounding explains {tolerance:.2g}), but not for {min(moved)} tokens: its outputs "
-            "depend on a row's length (as with rope_type longrope or dynamic in config.json); use shorter sequences"
+            f"the outputs of {type(model).__name__} depend on a row's length (as with rope_type longrope or dynamic in "
+            f"config.json): without the second half of {tokens} tokens, those for the first half change by {most:.2g} "
+            f"(rounding explains at most {tolerance:.2g}), but not with {min(moved)} tokens; use shorter sequences"
         )
     if not all(each <= tolerance for each in moved.values()):
         raise ThreestepError(
             f"{type(model).__name__} is not causal: the second half of a sequence changes the outputs of the first by "
-            f"{max(moved.values()):.2g} (rounding explains {tolerance:.2g}), as in an encoder; use a causal language "
-            "model"
+            f"{max(moved.values()):.2g} (rounding explains at most {tolerance:.2g}), as in an encoder; use a causal "
+            "language model"
         )
 
 

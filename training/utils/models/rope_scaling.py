@@ -92,12 +92,12 @@ def scaled(config: Any, text: str | None, name: str) -> Any:
     if not isinstance(rope, dict) or not isinstance(rope.get("rope_type"), str) or positions is None:
         raise ThreestepError(
             f"--rope_scaling {text} is for models with one kind of rotary positions, but '{name}' "
-            f"({config.model_type}) has none or several; leave --rope_scaling out"
+            f"({config.model_type}) has none or several; remove --rope_scaling"
         )
     if rope["rope_type"] != "default":
         raise ThreestepError(
             f"--rope_scaling {text}: the positions of '{name}' are already scaled ({rope['rope_type']}, {positions:,} "
-            "of them); leave it out, or start from the unscaled model"
+            "of them); remove it, or start from the unscaled model"
         )
     own = {"original_max_position_embeddings": positions} if kind == "yarn" else {}
     text_config.rope_parameters = {**rope, "rope_type": kind, "factor": factor, **own}

@@ -33,8 +33,8 @@ def stop_tokens_in(config: Any, where: str) -> list[int]:
     tokens = [token for token in (given if isinstance(given, list | tuple) else [given]) if token is not None]
     if any(type(token) is not int or token < 0 for token in tokens):
         raise ThreestepError(
-            f"'{where}': eos_token_id in generation_config.json (or in config.json without that file) expects a "
-            f"token id or a list of token ids, got {given!r}; correct it"
+            f"'{where}': eos_token_id in generation_config.json (or, without that file, in config.json) must be "
+            f"a token ID or a list of token IDs, got {given!r}; correct it"
         )
     return tokens
 

@@ -49,7 +49,7 @@ def plugins() -> Mapping[str, Plugin]:
             note(f"the plugin '{name}' is disabled: {place} is {plugin!r}, not a Plugin")
         elif unknown := plugin.tables.keys() - TABLES:
             note(
-                f"the plugin '{name}' is disabled: it adds to {', '.join(sorted(unknown))}, but the tables are "
+                f"the plugin '{name}' is disabled: it adds to {', '.join(sorted(unknown))}, but the only tables are "
                 f"{', '.join(sorted(TABLES))}"
             )
         elif plugin.name in found:
@@ -81,10 +81,10 @@ def added(table: str, known: Iterable[str]) -> dict[str, Any]:
 
 def one_at_most(found: Iterable[tuple[str, Given]], what: str, each: str) -> Given | None:
     """Return the only entry of `found`, pairs of a name for errors and a value; None without any.
-    Raise ThreestepError for several: "`what`, but NAMES `each`; leave one out"."""
+    Raise ThreestepError for several: "`what`, but NAMES `each`; remove one"."""
     pairs = list(found)
     if len(pairs) > 1:
-        raise ThreestepError(f"{what}, but {' and '.join(name for name, _ in pairs)} {each}; leave one out")
+        raise ThreestepError(f"{what}, but {' and '.join(name for name, _ in pairs)} {each}; remove one")
     return pairs[0][1] if pairs else None
 
 

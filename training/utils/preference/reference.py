@@ -302,7 +302,7 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None,
     if file is not None and rows_read:
         file.write(splits)
         why = "these rows were not cached" if stored else reason
-        log(f"reference: read {rows_read:,} rows in {seconds:.1f} s ({why}); {file.path}")
+        log(f"reference: computed {rows_read:,} rows in {seconds:.1f} s ({why}); {file.path}")
     elif file is not None:
         log(f"reference: {sum(len(known.rows_R) for known in splits.values()):,} rows read from the cache; {file.path}")
 
@@ -324,7 +324,7 @@ def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel, ld_al
     if others:
         raise ThreestepError(
             f"--reference adapter_off needs a model in which only the adapters train, but {others[0]} also trains "
-            "for tokens added to the tokenizer; start from a model that has them, or use --reference cached"
+            "because tokens were added to the tokenizer; start from a model that has them, or use --reference cached"
         )
 
     def read(batch: PreferenceBatch) -> torch.Tensor:

@@ -66,8 +66,8 @@ class ScoringArguments:
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(
             self.reward_combine == LESS_DEVIATIONS or self.reward_deviations == type(self).reward_deviations,
-            f"--reward_deviations {self.reward_deviations:g} is for --reward_combine {LESS_DEVIATIONS}, and that is "
-            f"{self.reward_combine}; leave one of them out",
+            f"--reward_deviations {self.reward_deviations:g} applies only to --reward_combine {LESS_DEVIATIONS}, "
+            f"but it is {self.reward_combine}; remove one of them",
         )
         if self.reward_regex is not None:
             try:

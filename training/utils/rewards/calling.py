@@ -240,7 +240,7 @@ class RunningRule:
             _with_alarms[id(self._rule)] = self._rule
             log_on_main(
                 f"reward function '{self.name}' sets alarms (signal.signal), so it is called in the main thread, after "
-                "the models' forwards; the call for this batch was restarted"
+                "the models' forward passes; the call for this batch was restarted"
             )
         self._problem = None
         try:

@@ -57,7 +57,7 @@ class CompletionsRule:
             if argument in self._needed:
                 raise ThreestepError(
                     f"reward function '{name}' expects the argument {argument}, which only TRL passes; {remedy}, and "
-                    f"leave {argument} out or give it a default"
+                    f"remove {argument} or give it a default"
                 )
 
     @property

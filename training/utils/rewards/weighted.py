@@ -90,7 +90,7 @@ def check_comparisons(named: Sequence[Reward], drawn: Mapping[str, int], mistake
         for flag, count in drawn.items():
             mistakes.require(
                 count > 1,
-                f"--reward {reward.name} compares the responses to a prompt with each other, but {flag} gives one; "
+                f"--reward {reward.name} compares the responses to a prompt with each other, but {flag} allows one; "
                 "use several, or let the judge compare with the row's reference (against: ground_truth in its file)",
             )
 
@@ -115,8 +115,8 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
                 continue
         mistakes.require(
             acts or address != ENVIRONMENT,
-            "--reward environment needs an environment, but there is none; set --environment (step 3 only), or leave "
-            "this reward out",
+            "--reward environment needs an environment, but there is none; set --environment (step 3 only), or "
+            "remove this reward",
         )
         mistakes.require(
             all(name != other.name for other in rewards),

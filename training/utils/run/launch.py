@@ -173,7 +173,7 @@ def as_variables(
         if not value:
             raise ThreestepError(f"{flag} needs a value")
         if known not in ("", value):
-            raise ThreestepError(f"{flag} {value} and {RANKS_VARIABLE}={known} contradict each other; leave one out")
+            raise ThreestepError(f"{flag} {value} and {RANKS_VARIABLE}={known} contradict each other; remove one")
         variables[RANKS_VARIABLE] = value
     return rest, variables, lines
 
@@ -282,7 +282,7 @@ def _interrupts_blocked() -> Iterator[None]:
 def main(argv: Sequence[str]) -> None:
     """Launch the module named first with the flags after it."""
     if not argv or argv[0].startswith("-"):
-        raise ThreestepError("no module given; name one first, such as training.step1_sft.main")
+        raise ThreestepError("no module given; pass one first, such as training.step1_sft.main")
     sys.exit(launch(argv[0], argv[1:]))
 
 

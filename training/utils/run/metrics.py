@@ -108,7 +108,7 @@ class MetricsWriter:
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
                 self._dropped[name] = self._last_step
-                log(f"warning: {name} stops receiving this run's metrics ({type(problem).__name__}: {problem})")
+                log(f"warning: {name} no longer receives this run's metrics ({type(problem).__name__}: {problem})")
 
 
 # What a run is judged by unless a flag names another, the first that it has.

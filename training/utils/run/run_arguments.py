@@ -44,7 +44,7 @@ class RunArguments:
         topic="split",
     )
     deterministic: bool = flag(
-        False, "On CUDA, use slower operations that always give the same bits (docs/resume.md); not needed on a CPU."
+        False, "On CUDA, use slower operations with bit-identical results (docs/resume.md); not needed on a CPU."
     )
     num_ranks: int | None = flag(
         None,

@@ -120,7 +120,7 @@ def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any
         except Exception as problem:  # (each package has its exceptions)
             raise ThreestepError(
                 f"{FLAG} {name}: the tracker cannot be opened ({type(problem).__name__}: "
-                f"{' '.join(str(problem).split())}); set it up as its documentation describes, or leave it out"
+                f"{' '.join(str(problem).split())}); set it up as its documentation describes, or remove it"
             ) from problem
         if made[-1].known_as is not None:
             known[name] = made[-1].known_as

@@ -286,7 +286,7 @@ def loop_settings(
     on_cpu = ranks.device.type == "cpu"
     keeps_small = flags.guests.keep_forwards_small(model, on_cpu, ranks.sharing.size)
     if engine.share_beginnings and not packed:
-        log("--share_beginnings does nothing with padded rows, which have one sequence each", ranks.is_main)
+        log("--share_beginnings has no effect on padded rows, which have one sequence each", ranks.is_main)
 
     assert engine.per_device_train_batch_size is not None, "chosen as the run was opened"
 

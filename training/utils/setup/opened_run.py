@@ -241,7 +241,7 @@ def with_head_chunk(plan: CheckpointPlan, path: str, ranks: Ranks) -> Checkpoint
         chunk_mb = chunk_mb_for(least_free_bytes(ranks), vocabulary, DTYPES[settings["dtype"]])
         log(
             f"the output layer computes {chunk_mb} MiB of logits at a time ({chunk_mb * 2**18 // vocabulary:,} tokens),"
-            f" chosen by free memory; --head_chunk_mb {chunk_mb} gives the same bits on other machines",
+            f" chosen from the free memory; set --head_chunk_mb {chunk_mb} for bit-identical results on other machines",
             ranks.is_main,
         )
     return plan.decided({"head_chunk_mb": chunk_mb})

@@ -141,7 +141,7 @@ def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
         peak = peak_of_all_ranks(model.dtype, ranks.device)
     dtype = str(model.dtype).removeprefix("torch.")
     log(
-        f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of this rate",
+        f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is relative to this rate",
         ranks.is_main,
     )
     return ComputeMeter(model_shape(model), peak)

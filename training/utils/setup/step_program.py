@@ -87,7 +87,7 @@ def one_model_program(
         if scores and flags.model.head_chunk_mb:
             raise ThreestepError(
                 f"--head_chunk_mb {flags.model.head_chunk_mb} applies to a language model's output layer, which a "
-                "reward model does not have; leave it out"
+                "reward model does not have; remove it"
             )
         check_model_folder(flags.model.model_name_or_path)
         look_first(step, flags)

@@ -135,7 +135,7 @@ def test_a_configuration_without_credentials_asks_for_them(tmp_path, monkeypatch
     with pytest.raises(ThreestepError) as raised:
         parse_arguments([Named], ["--config", str(config)], "")
     sentence = str(raised.value)
-    assert sentence.startswith(f"--data_path: the credentials of '{BARE}' are not saved; pass the whole address")
+    assert sentence.startswith(f"--data_path: the credentials in '{BARE}' are not saved; pass the full address")
     (named,) = parse_arguments([Named], ["--config", str(config), "--data_path", ADDRESS], "")
     assert named.data_path == ADDRESS  # as the sentence says
     monkeypatch.setenv(ADDRESSES_VARIABLE, ADDRESS)

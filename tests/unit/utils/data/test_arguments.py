@@ -105,7 +105,7 @@ def test_an_end_token_that_the_tokenizer_gains(flags):
     assert added.tokens_in_need == ["<end>"] and sentences_of(added) == []
     assert flags(end_of_conversation_token="<end>").tokens_in_need == []
     assert sentences_of(flags(add_end_of_conversation_token=True)) == [
-        "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token with it"
+        "--add_end_of_conversation_token needs --end_of_conversation_token; set it to the token to add"
     ]
 
 
@@ -157,7 +157,7 @@ def test_importing_the_flags_is_cheap():
         ({"chat_template_kwargs": "{}", "prompt_style": "human_assistant"},
          "--chat_template_kwargs needs --prompt_style chat_template, got human_assistant"),
         ({"chat_template": "no.jinja"}, "--chat_template expects a file, got 'no.jinja', which does not exist"),
-        ({"chat_template": sys.executable}, "--chat_template expects a file of UTF-8 text, got '.*': 'utf-8' codec"),
+        ({"chat_template": sys.executable}, "--chat_template expects a UTF-8 text file, got '.*': 'utf-8' codec"),
         ({"chat_template_kwargs": "{a: 1}"}, "--chat_template_kwargs expects a JSON object .* got '{a: 1}'"),
         ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs expects a JSON object"),
         ({"chat_template_kwargs": '{"tools": []}'}, "--chat_template_kwargs: tools come from the data"),

@@ -129,9 +129,9 @@ def test_a_class_that_nobody_knows_is_not_written(tmp_path):
 def test_a_pickle_is_refused(tmp_path, zipped):
     torch.save({"module": Marker(tmp_path / "ran")}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     for read in (read_state, plain_checkpoint_engine().load):
-        with pytest.raises(ThreestepError, match="a.pt is not a state written by Threestep"):
+        with pytest.raises(ThreestepError, match="a.pt is not a state file written by Threestep"):
             read(tmp_path / "a.pt")
-    with plain_torch_files(), pytest.raises(ThreestepError, match="a.pt is not a state written by Threestep"):
+    with plain_torch_files(), pytest.raises(ThreestepError, match="a.pt is not a state file written by Threestep"):
         torch.load(tmp_path / "a.pt", weights_only=False)
     assert not (tmp_path / "ran").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)  # as DeepSpeed would
@@ -162,7 +162,7 @@ def test_other_files_are_refused(tmp_path, state):
         path.write_bytes(path.read_bytes()[:state])
     else:
         save_file({"0": torch.ones(1)}, path, {} if state is None else {"state": state})
-    with pytest.raises(ThreestepError, match="a.safetensors is not a state written by Threestep"):
+    with pytest.raises(ThreestepError, match="a.safetensors is not a state file written by Threestep"):
         read_state(path)
 
 

@@ -190,7 +190,7 @@ def test_bad_steps_are_told_with_their_rows_and_the_last_ends_the_run(tmp_path: 
     searching = BadSteps(1, dtype="fp16")  # for a loss scale
     searching.check(1, {"train/loss": 1.0, "train/skipped": 1.0}, BATCH)
     assert counter.count == searching.count == 0 and not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
-    with pytest.raises(ThreestepError, match="1 optimizer step had a loss"):
+    with pytest.raises(ThreestepError, match="1 optimizer step had a non-finite loss"):
         searching.check(2, {"critic/value_loss": float("inf"), "critic/skipped": 1.0}, BATCH)
     counter.check(4, {"train/loss": NAN, "train/skipped": 1.0}, BATCH)
     assert capsys.readouterr().out == (
@@ -201,9 +201,9 @@ def test_bad_steps_are_told_with_their_rows_and_the_last_ends_the_run(tmp_path: 
     with pytest.raises(ThreestepError) as error:
         counter.check(6, {"train/loss": 1.0, "train/skipped": 1.0}, BATCH[:1])
     assert str(error.value) == (
-        "2 optimizer steps had a loss or gradient that is not finite, the limit set by --max_bad_steps 2; the "
-        f"last was step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; they left "
-        "the weights unchanged: check those rows, lower the learning rate, or train with --dtype fp32"
+        "2 optimizer steps had a non-finite loss or gradient, which is the limit set by --max_bad_steps 2; the "
+        f"last was step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; the "
+        "weights were left unchanged: check those rows, lower the learning rate, or train with --dtype fp32"
     )
     lines = [json.loads(line) for line in (tmp_path / "bad_steps.jsonl").read_text().splitlines()]
     assert lines == [

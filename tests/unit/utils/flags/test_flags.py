@@ -253,8 +253,8 @@ def test_a_group_has_the_flags_of_all_entries_once_and_an_entry_reads_its_own():
         ({}, ["plain"], []),
         ({"power": 3}, ["further"], []),
         ({"power": 3}, ["plain", "further"], []),
-        ({"power": 3}, ["shared"], ["--power 3 is for --kind further, not for shared; leave it out"]),
-        ({"share": 0.1}, ["plain"], ["--share 0.1 is for --kind shared or further, not for plain; leave it out"]),
+        ({"power": 3}, ["shared"], ["--power 3 applies only to --kind further, not to shared; remove it"]),
+        ({"share": 0.1}, ["plain"], ["--share 0.1 applies only to --kind shared or further, not to plain; remove it"]),
     ],
 )
 def test_flags_of_other_entries_are_refused(given, names, sentences):
@@ -354,4 +354,4 @@ def test_flags_of_other_steps_are_set_aside(kind, tmp_path, capsys):
     for given in (["--config", str(shared)], [f"--{name}=7" for name in step.unread]):
         assert parsed(*given) == plain
         flags = ", ".join(f"--{name}" for name in step.unread)
-        assert capsys.readouterr().out == f"ignored because this step does not read them: {flags}\n"
+        assert capsys.readouterr().out == f"ignored because this step does not use them: {flags}\n"

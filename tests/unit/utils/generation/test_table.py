@@ -92,7 +92,7 @@ def test_flags_of_another_engine_are_refused():
     assert mistakes.sentences == []
     flags.hf.own_size = 5
     flags.refuse_others("other", mistakes)
-    assert mistakes.sentences == ["--own_size: only for --rollout_engine hf, not for other; leave out these flags"]
+    assert mistakes.sentences == ["--own_size: only for --rollout_engine hf, not for other; remove these flags"]
     own = Mistakes()
     flags.refuse_others("hf", own)
     flags.refuse_others("own.py:Own", own)

@@ -220,7 +220,7 @@ def test_a_text_model_has_no_projector_to_freeze():
     model = tiny_causal_lm("llama")
     freeze_parts(model, ModelSettings("m"))
     assert trained(model) == {name for name, _ in model.named_parameters()}
-    with pytest.raises(ThreestepError, match="^--freeze_projector expects a model of images and text .* got LlamaFor"):
+    with pytest.raises(ThreestepError, match="^--freeze_projector expects an image-text model .* got LlamaFor"):
         freeze_parts(model, ModelSettings("m", freeze_projector=True))
 
 
@@ -255,7 +255,9 @@ def test_adapters_train_on_a_model_that_is_frozen_as_a_whole(tmp_path, scores):
 def test_adapters_do_not_move_what_is_frozen(tmp_path):
     model, other = tiny_causal_lm("llama"), tiny_causal_lm("llama")
     settings = naming(tmp_path, PROJECTION)
-    with pytest.raises(ThreestepError, match=f"^adapters train on {PROJECTION} and 0 other weights that are frozen"):
+    with pytest.raises(
+        ThreestepError, match=f"^adapters are attached to {PROJECTION} and 0 other weights that are frozen"
+    ):
         freeze_named(add_lora(model, Lora(2)), settings, False)
     freeze_named(add_lora(other, Lora(2, lora_module_name="v_proj")), settings, False)
     settings = naming(tmp_path, "model.embed_tokens.weight")

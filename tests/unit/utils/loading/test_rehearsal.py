@@ -158,7 +158,7 @@ def test_weights_that_are_not_the_models(changed_folder, change, model, how, wor
     assert "--new_head" not in sentence or not how.get("must_have_head")
 
 
-NEW_HEAD = "model: '{}' has no scalar head: score.weight is new, with random weights\n"
+NEW_HEAD = "model: '{}' has no scalar head; initialized at random: score.weight\n"
 # As before, and all that is said.
 LOADED = [
     *((same, {"family": family, **how}, {**how, "must_have_head": bool(how)}, "")
@@ -232,7 +232,9 @@ def test_a_head_under_another_name_is_renamed_or_replaced(changed_folder, tmp_pa
         assert torch.equal(load(str(tmp_path / "out"), **JUDGE).score.weight, scores.score.weight)
     capsys.readouterr()
     load(folder, **NEW)
-    said = f"model: '{folder}' has a different head (the tensor {name}), which is not used: score.weight is new, with"
+    said = (
+        f"model: '{folder}' has a different head (the tensor {name}), which is not used; initialized at random: score"
+    )
     assert said in capsys.readouterr().out
 
 
@@ -339,7 +341,7 @@ def test_a_whole_hub_name_loads(save_folder, in_hub, capsys):
 def test_a_hub_name_with_pickles_alone(save_folder, in_hub):
     folder = Path(save_folder())
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    words = "has no safetensors on the hub; pickled weights are refused, .*convert them: python"
+    words = "has no safetensors files on the hub; pickled weights are refused, .*convert them: python"
     refused(in_hub(str(folder)), words)
 
 
@@ -393,6 +395,6 @@ def test_a_family_that_cannot_be_loaded_in_shards(save_folder, monkeypatch):
     report = {"missing_keys": ["model.norm.weight"], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
     wanted = RequestedModel(folder, config, is_scalar=False)
     with pytest.raises(
-        ThreestepError, match=r"leaves 1 of its tensors random \(model.norm.weight\), although the files"
+        ThreestepError, match=r"initializes 1 of its tensors at random \(model.norm.weight\), although the files"
     ):
         rehearsal.judge_loaded(wanted, model, report, rehearsal.stored_tensors(folder, config), rehearsed=True)

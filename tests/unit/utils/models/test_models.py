@@ -181,7 +181,7 @@ def test_an_added_token_and_a_control_token_of_the_plain_vocabulary_end_too():
 def test_what_is_no_token(given):
     with pytest.raises(
         ThreestepError,
-        match=r"'START': eos_token_id in generation_config.json .* expects a token id or .*, got",
+        match=r"'START': eos_token_id in generation_config.json .* must be a token ID or .*, got",
     ):
         stop_tokens_in(GenerationConfig(eos_token_id=given), "START")
 

@@ -105,7 +105,7 @@ def test_the_plugins_of_the_project_come_in_the_order_of_their_names(found):
         ("PLUGIN = 3", "broken:PLUGIN is 3, not a Plugin"),
         (
             GREETS.replace('"greets"', '"", tables={"rewardss": {}}'),
-            "it adds to rewardss, but the tables are adapters, advantages, advice",
+            "it adds to rewardss, but the only tables are adapters, advantages, advice",
         ),
         (GREETS.replace('"greets"', '"", needs=("attic",)'), "it needs the plugin 'attic', which is not installed"),
     ],

@@ -122,7 +122,7 @@ def test_a_second_run_reads_nothing_and_another_model_everything(run):
     first, sequences, said, metric = run(model)
     indices = taken_rows(20, settings())
     everything = sum(len(row.response_ids) for row in [*(train[index] for index in indices), *evaluation])
-    assert sequences == everything and said.startswith("reference: read 10 rows in ")
+    assert sequences == everything and said.startswith("reference: computed 10 rows in ")
     assert "(no rows are cached for this model or data)" in said and '"reference/pairs_per_second"' in metric
 
     again, sequences, said, metric = run(model)
@@ -142,7 +142,7 @@ def test_a_longer_run_reads_what_it_lacks(run):
     found, sequences, said, _ = run(model, longer)
     new = sorted(set(taken_rows(20, longer)) - set(taken_rows(20, settings())))
     assert len(new) == 9 and sequences == sum(len(train[index].response_ids) for index in new)
-    assert said.startswith("reference: read 9 rows in ") and "(these rows were not cached)" in said
+    assert said.startswith("reference: computed 9 rows in ") and "(these rows were not cached)" in said
     both = taken_rows(20, settings())
     assert values(found, "train", train, both) == values(short, "train", train, both)
     assert run(model, settings(steps=3))[1] == 0 and run(model, eval_rows=0)[1] == 0
@@ -153,7 +153,7 @@ def test_embeddings_that_train_are_no_reference():
     model = add_lora(tiny_causal_lm("llama"), Lora(lora_dim=2))
     adapter_off_references(OneRank(model), model)
     model.get_input_embeddings().requires_grad_(True)
-    sentence = "only the adapters train, but model.embed_tokens.weight also trains for tokens added to"
+    sentence = "only the adapters train, but model.embed_tokens.weight also trains because tokens were added to"
     with pytest.raises(ThreestepError, match=sentence):
         adapter_off_references(OneRank(model), model)
 

@@ -52,7 +52,7 @@ def test_names_and_weights(tmp_path):
         ({"reward_length_characters": 0}, "^--reward_length_characters expects 1 or more, got 0"),
         ({"reward_regex": "a("}, r"^--reward_regex expects a regular expression, got 'a\(': missing \), unterminated"),
         ({"reward_combine": "mean", "reward_deviations": 2.0},
-         "--reward_deviations 2 is for --reward_combine mean_minus_deviations"),
+         "--reward_deviations 2 applies only to --reward_combine mean_minus_deviations"),
     ],
 )  # fmt: skip
 def test_what_is_refused(given, said):

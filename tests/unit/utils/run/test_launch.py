@@ -215,7 +215,7 @@ def test_ranks_share_the_cores(monkeypatch):
 
 
 def test_what_cannot_be_started_is_told(monkeypatch, tmp_path):
-    with pytest.raises(ThreestepError, match="no module given; name one first"):
+    with pytest.raises(ThreestepError, match="no module given; pass one first"):
         launch.main(["--config", "x"])
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -299,7 +299,7 @@ def test_chunks_of_the_output_layer_are_given_kept_or_chosen(tmp_path, capsys, m
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 80 * 10**9))
     monkeypatch.setattr(setup, "largest", lambda number, device: max(number, -40 * 10**9))  # the other rank's
     assert decided("cuda") == 512
-    assert "computes 512 MiB of logits at a time (1,046 tokens), chosen by free memory" in capsys.readouterr().out
+    assert "computes 512 MiB of logits at a time (1,046 tokens), chosen from the free memory" in capsys.readouterr().out
     assert (decided("cuda", given=3), decided("cuda", begun=7)) == (3, 7) and capsys.readouterr().out == ""
 
 

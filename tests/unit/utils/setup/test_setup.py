@@ -124,10 +124,10 @@ def test_segments_within_a_document_are_checked_padded_or_not(padded):
     needs = {"sharing": False, "needs_segments": "--parallel_thinking"}
     answer, read, said = packs("llama", padded, **needs)
     assert answer is not padded and said == [] and read > 0
-    start = "^--parallel_thinking needs a model that accepts a mask of segments, padded or not, but "
+    start = "^--parallel_thinking needs a model that accepts a segment mask, padded or not, but "
     sentence = (
         start + "BloomForCausalLM does not: its attention implementation 'eager' accepts no mask of segments here; use "
-        "another model or --attn_implementation, or leave --parallel_thinking out$"
+        "another model or --attn_implementation, or remove --parallel_thinking$"
     )
     with pytest.raises(ThreestepError, match=sentence):
         packs("bloom", padded, **needs)
@@ -212,9 +212,7 @@ def test_the_loop_is_the_flags(packed, capsys):
     model = tiny_causal_lm("llama")  # of hidden size 32
     loop = loop_settings(flags, (10, 15), model, packed, ranks=ranks(3), pad_token_id=1)
     said = capsys.readouterr().out
-    assert said == (
-        "" if packed else "--share_beginnings does nothing with padded rows, which have one sequence each\n"
-    )
+    assert said == ("" if packed else "--share_beginnings has no effect on padded rows, which have one sequence each\n")
     each = forward_overhead_tokens(model.num_parameters(), on_gpu=False)
     train = PlanSettings(
         3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=192.0, forward_tokens=each, least_shared_tokens=32
@@ -254,7 +252,7 @@ def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     rate = loop.meter.peak_flops_per_second
     assert 1e8 < rate < 1e15
     assert capsys.readouterr().out == (
-        f"mfu: matmuls in float32 reach {rate / 1e12:.3g} TFLOP/s here; train/mfu is the share of this rate\n"
+        f"mfu: matmuls in float32 reach {rate / 1e12:.3g} TFLOP/s here; train/mfu is relative to this rate\n"
     )
 
 

@@ -78,7 +78,7 @@ def test_what_it_does_not_go_with(given, why):
 
 
 def test_engines_in_the_processes_of_training_do_not_draw_beside_it():
-    wanted = "--rollout_engine hybrid does not support --rollouts_ahead 1; leave that out, or use another engine"
+    wanted = "--rollout_engine hybrid does not support --rollouts_ahead 1; remove it, or use another engine"
     with pytest.raises(ThreestepError, match=wanted):
         checked_components(flags_of(rollout_engine="hybrid"))
 

@@ -169,7 +169,7 @@ def test_what_is_saved_is_read_as_rows_with_images(sees, place, tmp_path):
 def test_what_reads_no_pictures_says_so(sees, asked, place):
     with pytest.raises(ThreestepError, match="'.*model' cannot read images here: it is a text-only model, its folder"):
         Talk([sees, asked], GREEDY, 1).attach(str(place / "red.png"))
-    with pytest.raises(ThreestepError, match="expected a causal language model of text, got a model of images and t"):
+    with pytest.raises(ThreestepError, match="expected a text-only causal language model, got an image-text model"):
         load_chat_model(str(place / "model"), None, DataArguments(), CPU, with_media=False)
 
 

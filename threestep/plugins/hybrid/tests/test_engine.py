@@ -90,8 +90,8 @@ def test_what_it_does_not_support():
     assert mistakes.sentences == []
     checked_engine("hybrid", {"min_p": 0.1, "bad_words": ["x"]}, mistakes)
     assert mistakes.sentences == [
-        "--rollout_engine hybrid does not support --min_p 0.1; leave that out, or use another engine",
-        "--rollout_engine hybrid does not support --bad_words ['x']; leave that out, or use another engine",
+        "--rollout_engine hybrid does not support --min_p 0.1; remove it, or use another engine",
+        "--rollout_engine hybrid does not support --bad_words ['x']; remove it, or use another engine",
     ]
 
 

@@ -406,11 +406,11 @@ def test_a_policy_without_probabilities_is_said():
     [
         (
             {"otb_zero_tail": False, "advantage": "opo"},
-            "--otb_zero_tail False is for --advantage optimal_token_baseline",
+            "--otb_zero_tail False applies only to --advantage optimal_token_baseline",
         ),
         ({"cov_share": 0.0, "policy_loss": "kl_cov"}, "--cov_share expects more than 0 and less than 1, got 0.0"),
-        ({"cov_share": 0.1}, "--cov_share 0.1 is for --policy_loss kl_cov or clip_cov, not for ppo; leave it out"),
-        ({"sapo_tau_neg": 2.0}, "--sapo_tau_neg 2.0 is for --policy_loss sapo, not for ppo; leave it out"),
+        ({"cov_share": 0.1}, "--cov_share 0.1 applies only to --policy_loss kl_cov or clip_cov, not to ppo; remove it"),
+        ({"sapo_tau_neg": 2.0}, "--sapo_tau_neg 2.0 applies only to --policy_loss sapo, not to ppo; remove it"),
         ({"sapo_tau_pos": 0.0, "policy_loss": "sapo"}, "--sapo_tau_pos expects more than 0, got 0.0"),
         (
             {"policy_loss": "sapo", "clip_range": 0.2},

@@ -169,7 +169,9 @@ def test_the_steps_refuse_a_model_that_sees_in_one_sentence(make):
         lambda: load_causal_lm(settings, torch.float32, 300),
         lambda: load_scalar_model(settings, torch.float32, None, must_have_head=False),
     ):
-        with pytest.raises(ThreestepError, match=r"seeing': expected a causal .*, got a model of images and text \(qw"):
+        with pytest.raises(
+            ThreestepError, match=r"seeing': expected a text-only causal .*, got an image-text model \(qw"
+        ):
             load_it()
 
 

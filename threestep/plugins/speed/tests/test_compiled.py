@@ -140,7 +140,9 @@ def test_blocks_that_are_compiled_wrong_end_the_run_at_its_start():
 
     compile_blocks(model, wrong)
     read = PolicyModel(model)
-    with pytest.raises(ThreestepError, match="padded rows differ by .*; try --torch_compile false"):
+    with pytest.raises(
+        ThreestepError, match="padded rows and for single sequences differ by .*; try --torch_compile false"
+    ):
         check_padded(model, lambda rows: read(rows).logprobs_M, torch.device("cpu"))
 
 

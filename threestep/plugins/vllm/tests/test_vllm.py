@@ -121,9 +121,9 @@ def test_an_unknown_engine_is_the_only_mistake(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"parallel_thinking": True}, "--rollout_engine vllm does not support --parallel_thinking; leave that"),
+        ({"parallel_thinking": True}, "--rollout_engine vllm does not support --parallel_thinking; remove it"),
         ({"speculate": "1", "mtp_num_layers": 1}, "--rollout_engine vllm does not support --speculate 1; remove"),
-        ({"rollouts_ahead": 1}, "--rollout_engine vllm does not support --rollouts_ahead 1; leave that out, or use"),
+        ({"rollouts_ahead": 1}, "--rollout_engine vllm does not support --rollouts_ahead 1; remove it, or use"),
         ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server needs --vllm_servers http://HOST:PORT"),
     ],
 )
@@ -152,7 +152,7 @@ def test_flags_of_another_engine_are_refused(given: str):
     flags.vllm_server.vllm_servers = "http://127.0.0.1:8000"  # type: ignore[attr-defined]
     flags.refuse_others(given, mistakes)
     assert mistakes.sentences == [
-        f"--vllm_servers: only for --rollout_engine vllm_server, not for {given}; leave out these flags"
+        f"--vllm_servers: only for --rollout_engine vllm_server, not for {given}; remove these flags"
     ]
     own = Mistakes()
     flags.refuse_others("vllm_server", own)

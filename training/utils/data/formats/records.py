@@ -66,7 +66,7 @@ def _response_of(row: Mapping[str, Any], roles: Roles, role: str, where: str) ->
         return value
     if isinstance(value, float) and (value.is_integer() or not math.isfinite(value)):
         raise ThreestepError(
-            f"{where}: column '{roles[role]}': expected text or a number with a single text form, got {value!r}; "
+            f"{where}: column '{roles[role]}': expected text or a number with only one spelling, got {value!r}; "
             "write it as text"
             + (f', "{int(value)}" or "{value!r}"' if math.isfinite(value) else ", or null if there is none")
         )
@@ -171,7 +171,7 @@ def read_ranked(row: Mapping[str, Any], roles: Roles, where: str) -> Record:
     responses = value_of(row, roles["responses"]) or []
     if not isinstance(responses, list) or not all(isinstance(response, str) for response in responses):
         raise ThreestepError(
-            f"{where}: column '{roles['responses']}': expected a list of texts, best first, got {responses!r}"[:300]
+            f"{where}: column '{roles['responses']}': expected a list of strings, best first, got {responses!r}"[:300]
         )
     several = responses if len(responses) > 1 else None
     return Record(_text(row, roles, "prompt", where), responses[0] if responses else None, responses=several)

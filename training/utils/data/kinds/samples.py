@@ -88,7 +88,7 @@ def read_texts(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: 
     else:
         if len(ranked) < 2 or not all(isinstance(response, str) for response in ranked):
             raise ThreestepError(
-                f"{where}: {type(raw).__name__}.get_responses: expected 2 or more texts, or None, got {len(ranked)} "
+                f"{where}: {type(raw).__name__}.get_responses: expected 2 or more strings, or None, got {len(ranked)} "
                 f"responses ({', '.join(type(response).__name__ for response in ranked)})"
             )
         responses = [("response", response) for response in ranked]
@@ -123,8 +123,8 @@ def read_margins(raw: PromptRawDataset, sample: Any, responses: int, where: str)
     numeric = all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers)
     if len(numbers) != responses - 1 or not numeric or not all(0 <= number < math.inf for number in numbers):
         raise ThreestepError(
-            f"{where}: {type(raw).__name__}.get_margin: expected a number of 0 or more between each of the "
-            f"{responses} ranked responses and the next ({responses - 1} in all), or None, got {margin!r}"
+            f"{where}: {type(raw).__name__}.get_margin: expected a number of 0 or more for each pair of "
+            f"adjacent responses in the ranking ({responses - 1} in all), or None, got {margin!r}"
         )
     return np.array(numbers, np.float32)
 

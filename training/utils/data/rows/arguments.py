@@ -37,7 +37,7 @@ class ChatArguments:
 
     end_of_conversation_token: str | None = flag(
         None,
-        "Token that ends every response, in all steps; default: the tokenizer's eos, or the chat template's "
+        "Token that ends every response, in all steps; default: the tokenizer's eos token, or the chat template's "
         "end-of-turn token.",
         "token",
     )
@@ -67,7 +67,7 @@ class ChatArguments:
     )
     bad_conversations: str = flag(
         "error",
-        "Rows that the chat template refuses, or whose assistant turns are ambiguous: 'error' stops and names the row, "
+        "Rows that the chat template rejects, or whose assistant turns are ambiguous: 'error' stops and names the row, "
         "'drop' drops and counts them.",
         choices=BAD_CONVERSATIONS,
     )
@@ -98,7 +98,7 @@ class ChatArguments:
         """Note what is wrong with these settings."""
         mistakes.require(
             bool(self.end_of_conversation_token) or not self.add_end_of_conversation_token,
-            "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token with it",
+            "--add_end_of_conversation_token needs --end_of_conversation_token; set it to the token to add",
         )
         self._validate_chat(mistakes)
 
@@ -106,7 +106,7 @@ class ChatArguments:
         mistakes.require(
             self.prompt_style in (AUTO, CHAT_TEMPLATE) or not self.template_flags,
             f"{', '.join(self.template_flags)} needs --prompt_style chat_template, got {self.prompt_style}; set it, or "
-            "leave these flags out",
+            "remove these flags",
         )
         if self.chat_template is not None and not os.path.isfile(self.chat_template):
             mistakes.add(f"--chat_template expects a file, got '{self.chat_template}', which does not exist")
@@ -114,7 +114,7 @@ class ChatArguments:
             try:
                 Path(self.chat_template).read_text("utf-8")
             except (UnicodeDecodeError, OSError) as error:
-                mistakes.add(f"--chat_template expects a file of UTF-8 text, got '{self.chat_template}': {error}")
+                mistakes.add(f"--chat_template expects a UTF-8 text file, got '{self.chat_template}': {error}")
         try:
             kwargs = parse_json(self.chat_template_kwargs or "{}")
         except ValueError as error:
@@ -126,7 +126,7 @@ class ChatArguments:
             )
             return
         own = sorted(set(kwargs) & {"messages", "tools", "add_generation_prompt"})
-        mistakes.require(not own, f"--chat_template_kwargs: {', '.join(own)} come from the data; leave them out")
+        mistakes.require(not own, f"--chat_template_kwargs: {', '.join(own)} come from the data; remove them")
 
 
 @dataclass
@@ -139,14 +139,14 @@ class RowArguments:
     max_prompt_seq_len: int = flag(256, "Step 3: maximum length of a prompt.", "tokens >= 1")
     truncation: str = flag(
         "right",
-        "Steps 1 and 2, if a text is longer than --max_seq_len: 'right' cuts the end of the response, 'left' the "
-        "beginning of the prompt, 'middle' the middle of the prompt, 'drop' drops the row, 'error' stops.",
+        "Steps 1 and 2, for rows longer than --max_seq_len: 'right' cuts the end of the response, 'left' the "
+        "beginning of the prompt, 'middle' the middle of the prompt, 'drop' drops the row, 'error' stops the run.",
         choices=TRUNCATIONS,
     )
     prompt_truncation: str = flag(
         "drop",
         "Step 3, if a prompt is longer than --max_prompt_seq_len: 'drop' drops it, 'left', 'right' and 'middle' cut "
-        "it there, 'error' stops.",
+        "it there, 'error' stops the run.",
         choices=TRUNCATIONS,
     )
     loss_on: str = flag(
@@ -158,8 +158,8 @@ class RowArguments:
     return_columns: list[str] = flag(
         [],
         "Step 3: extra prompt columns for rewards and samples: 'raw_prompt_ids', token ids (truncated, not padded); "
-        "'raw_prompt', messages; 'prompt_messages', the same if the data have messages (automatic with a reward that "
-        "takes completions); 'full_prompts', the untruncated text.",
+        "'raw_prompt', messages; 'prompt_messages', the same but only if the data have messages (automatic with a "
+        "reward that takes completions); 'full_prompts', the untruncated text.",
         "column",
         choices=RETURN_COLUMNS,
         topic="data",

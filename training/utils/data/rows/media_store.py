@@ -115,7 +115,7 @@ class MediaStore(Sequence):
         data = self._cell("bytes", int(key)).as_buffer().to_pybytes()
         if hashlib.sha256(data).digest() != self.digest(int(key)):
             raise ThreestepError(
-                f"{self.path}: image {key} does not have the content it was written with; run again with "
+                f"{self.path}: image {key} has changed since it was written; run again with "
                 "--rebuild_cache (and --resume)"
             )
         return data

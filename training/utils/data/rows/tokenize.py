@@ -198,8 +198,8 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
     if token is None:
         if tokenizer.eos_token_id is None:
             raise ThreestepError(
-                f"{named_tokenizer(tokenizer)} has no eos token to end a response with; name one of its tokens "
-                "with --end_of_conversation_token"
+                f"{named_tokenizer(tokenizer)} has no eos token to end a response with; set "
+                "--end_of_conversation_token to one of its tokens"
             )
         return int(tokenizer.eos_token_id)
     ids = tokenizer(token, add_special_tokens=False)["input_ids"]
@@ -209,7 +209,7 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
         problem = "unknown to it" if unknown else f"{len(ids)} tokens"
         raise ThreestepError(
             f"--end_of_conversation_token expects one token of {named_tokenizer(tokenizer)}, got '{token}', which is "
-            f"{problem}; use one of its special tokens, or leave the flag out to use its eos token"
+            f"{problem}; use one of its special tokens, or remove the flag to use its eos token"
         )
     return int(ids[0])
 

@@ -86,29 +86,29 @@ class EngineArguments:
 
     per_device_train_batch_size: int | None = flag(
         SEQUENCES_OF_A_FORWARD,
-        "Sequences (step 2: prompts) per forward on each rank, packed into as few rows as possible. auto: keeps the "
-        f"default step, 16 x --gradient_accumulation_steps{''.join(advice('batch'))}.",
+        "Sequences (step 2: prompts) per forward pass on each rank, packed into as few rows as possible. auto: keeps "
+        f"the default batch per step, 16 x --gradient_accumulation_steps{''.join(advice('batch'))}.",
         "sequences >= 1",
         topic="batch",
         takes_auto=True,
     )
     per_device_eval_batch_size: int = flag(
         16,
-        "Sequences (step 2: prompts) per evaluation forward on each rank.",
+        "Sequences (step 2: prompts) per evaluation forward pass on each rank.",
         "sequences >= 1",
         topic="evaluation",
         may_change=True,
     )
     gradient_accumulation_steps: int = flag(
         1,
-        "Forwards per optimizer step. A step uses exactly batch size x ranks x this many sequences.",
+        "Forward passes per optimizer step. A step uses exactly batch size x ranks x this many sequences.",
         "steps >= 1",
         topic="batch",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
-        "Maximum tokens in one forward, padding included; default: enough for a batch of the longest sequences, but "
-        f"at most {SMALL_FORWARD_TOKENS:,} in packed rows on a CPU.",
+        "Maximum tokens in one forward pass, padding included; default: enough for a batch of the longest sequences, "
+        f"but at most {SMALL_FORWARD_TOKENS:,} in packed rows on a CPU.",
         "tokens >= 1",
         topic="batch",
     )
@@ -118,7 +118,7 @@ class EngineArguments:
     share_beginnings: int | None = flag(
         None,
         "Minimum length in tokens of a common prefix that is computed once per optimizer step, e.g. for rows of one "
-        "conversation; 0: off; auto: 64 if the first steps' rows begin alike. The gradient is the same. Packed rows "
+        "conversation; 0: off; auto: 64 if the first steps' rows share prefixes. The gradient is the same. Packed rows "
         "only; responses always share their prompt.",
         "tokens >= 0",
         topic="batch",
@@ -177,7 +177,7 @@ class EngineArguments:
     )
     stable_ratio: float = flag(
         0.9,
-        f"Share of the steps after warm-up at the peak rate, before the decay ({', '.join(_reading('stable_ratio'))}).",
+        f"Share of post-warm-up steps at the peak rate, before the decay ({', '.join(_reading('stable_ratio'))}).",
         "0 <= share <= 1",
     )
     max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 disables clipping.", "norm >= 0")
@@ -197,7 +197,7 @@ class EngineArguments:
     offload: bool = flag(False, "Keep optimizer states (with ZeRO-3, also weights) in CPU memory.", topic="memory")
     zero3_live_parameters: int | None = flag(
         None,
-        "ZeRO-3: maximum weights gathered at once on a rank; default: by model and memory (docs/reference/memory.md).",
+        "ZeRO-3: maximum weights gathered at once per rank; default: by model and memory (docs/reference/memory.md).",
         "weights >= 0",
         topic="memory",
     )
@@ -217,7 +217,7 @@ class EngineArguments:
         mistakes.require(
             not (self.padded and self.share_beginnings),
             f"--share_beginnings {self.share_beginnings} needs packed rows, but --padded has one sequence per row; "
-            "leave one of them out",
+            "remove one of them",
         )
 
     def settings(self, learning_rate: float, added_flags: AddedFlags = NO_FLAGS) -> EngineSettings:
@@ -241,7 +241,7 @@ def check_stage(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> 
     )
     mistakes.require(
         stage == 0 or name not in OPTIMIZERS or not OPTIMIZERS[name].whole_weights,
-        f"--optimizer {name} needs whole weights, but {stage_flag} {stage} gives it flat shards; use "
+        f"--optimizer {name} needs whole weights, but gets flat shards with {stage_flag} {stage}; use "
         f"{stage_flag} 0, or another optimizer",
     )
     mistakes.require(
@@ -255,8 +255,8 @@ def check_stage(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> 
     mistakes.require(stage > 0, f"--bf16_optimizer_states expects {stage_flag} 1, 2 or 3, got 0: stage 0 has none")
     mistakes.require(
         not flags.offload,
-        "--bf16_optimizer_states does not work with --offload, which needs DeepSpeed's compiled optimizer; leave one "
-        "of them out",
+        "--bf16_optimizer_states does not work with --offload, which needs DeepSpeed's compiled optimizer; remove "
+        "one of them",
     )
 
 
@@ -264,7 +264,7 @@ def check_zero3_limit(mistakes: Mistakes, given: int | None, wanted: str, is_zer
     """Note a limit of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
     mistakes.require(
         given is None or is_zero3,
-        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, but no model uses ZeRO-3; leave it out, or use "
+        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, but no model uses ZeRO-3; remove it, or use "
         f"{wanted}",
     )
 
@@ -278,12 +278,12 @@ def check_schedule(mistakes: Mistakes, flags: Any) -> None:
         mistakes.require(
             given == getattr(ScheduleShape, setting) or flags.lr_scheduler_type in schedules,
             f"--{setting} {given:g} applies only to the schedules {', '.join(schedules)}, but --lr_scheduler_type is "
-            f"{flags.lr_scheduler_type}; leave it out, or use one of those",
+            f"{flags.lr_scheduler_type}; remove it, or use one of those",
         )
     mistakes.require(
         not (flags.num_warmup_steps and flags.warmup_ratio),
         f"--num_warmup_steps {flags.num_warmup_steps} and --warmup_ratio {flags.warmup_ratio:g} both set the length of "
-        "the warm-up; leave one of them out",
+        "the warm-up; remove one of them",
     )
 
 

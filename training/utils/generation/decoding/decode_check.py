@@ -64,11 +64,11 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
     plain = current_difference(model, own)
     if not plain <= own.tolerance:
         raise ThreestepError(
-            f"{name} cannot generate responses: the weights used in rollouts and the loaded weights give different "
-            f"log-probabilities (by {plain:.2g}, rounding explains {own.tolerance:.2g}); try another --dtype or "
-            "--zero_stage 2"
+            f"{name} cannot generate responses: log-probabilities of the weights used in rollouts differ from those of "
+            f"the loaded weights by {plain:.2g} (rounding explains at most {own.tolerance:.2g}); try another --dtype "
+            "or --zero_stage 2"
         )
-    raise ThreestepError(f"{notes[-1]}, or in any faster way; use another model family, --dtype or --rollout_engine")
+    raise ThreestepError(f"{notes[-1]}; faster ways fail too; use another model family, --dtype or --rollout_engine")
 
 
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:

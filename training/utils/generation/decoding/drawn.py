@@ -121,8 +121,8 @@ def tokens_of_words(
             ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
             if ids == (end_token_id,):
                 raise ThreestepError(
-                    f"--bad_words expects texts other than the token that ends a response, got '{word}'; leave it out, "
-                    "because no response could end before --max_answer_seq_len without it"
+                    f"--bad_words expects strings other than the token that ends a response, got '{word}'; remove it, "
+                    "because without that token no response could end before --max_answer_seq_len"
                 )
             found[ids] = None
     return tuple(ids for ids in found if ids)

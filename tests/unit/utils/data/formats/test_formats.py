@@ -271,7 +271,7 @@ X = {"a": "x"}
         ([{"text": ["a"]}], {}, "f, line 1: column 'text': expected text, got a list"),
         # a number of several texts
         ([{"question": "a", "answer": 4.0}], {},
-         "f: column 'answer': expected text or a number with a single text form, got 4.0; write it as text, "),
+         "f: column 'answer': expected text or a number with only one spelling, got 4.0; write it as text, "),
         ([{"question": "a", "answer": float("nan")}], {}, "got nan; write it as text, or null if there is none"),
         ([{"question": "a", "answer": float("inf")}], {}, "got inf; write it as text, or null if there is none"),
         # a row that is not what its format wants
@@ -281,7 +281,7 @@ X = {"a": "x"}
          "f: a response: expected an assistant message first, got one with the role 'user'"),
         ([{"prompt": ["Hi"]}], {}, "f, message 1: expected an object, got text"),
         ([{"prompt": "a", "responses": [" b", 3]}], {"responses": "responses"},
-         "f: column 'responses': expected a list of texts, best first, got [' b', 3]"),
+         "f: column 'responses': expected a list of strings, best first, got [' b', 3]"),
         ([{"instruction": "a", "output": "b", "history": [["c"]]}], {},
          "f: history: expected a list of [question, answer], got ['c']"),
         ([{"a": {"t": 5}}], {"text": "a.t"}, "f: column 'a.t': expected text, got a number"),

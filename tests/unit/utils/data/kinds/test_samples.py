@@ -174,12 +174,12 @@ FROM_0 = "get_margin: expected a number of 0 or more"
     [
         ({"get_prompt": lambda self, s: 5}, 1, "dataset 'own', row .*: Own.get_prompt: expected text or None, got int"),
         ({"get_prompt_and_chosen": lambda self, s: ["a"]}, 1, "prompt_and_chosen: expected text or None, got list"),
-        ({"get_responses": lambda self, s: [" a"]}, 2, r"expected 2 or more texts, or None, got 1 responses \(str\)"),
+        ({"get_responses": lambda self, s: [" a"]}, 2, r"expected 2 or more strings, or None, got 1 responses \(str\)"),
         ({"get_responses": lambda self, s: [" a", None]}, 2, r"got 2 responses \(str, NoneType\)"),
         (
             margin("0.5"),
             2,
-            FROM_0 + r" between each of the 2 ranked responses and the next \(1 in all\), or None, got '0.5'",
+            FROM_0 + r" for each pair of adjacent responses in the ranking \(1 in all\), or None, got '0.5'",
         ),
         (margin(-1.0), 2, FROM_0 + ".*, got -1.0"),
         (margin(float("nan")), 2, FROM_0 + ".*, got nan"),

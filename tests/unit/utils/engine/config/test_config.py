@@ -101,7 +101,7 @@ def test_limits_of_zero_3_are_the_flags_then_the_models():
         ({"lr_scheduler_type": "inverse_sqrt", "min_lr_ratio": 0.5}, "wsd, but --lr_scheduler_type is inverse_sqrt"),
         ({"optimizer": "whole", "zero_stage": 0}, None),
         ({"optimizer": "whole", "zero_stage": 1},
-         "--optimizer whole needs whole weights, but --zero_stage 1 gives it flat shards; use --zero_stage 0"),
+         "--optimizer whole needs whole weights, but gets flat shards with --zero_stage 1; use --zero_stage 0"),
     ],
 )  # fmt: skip
 def test_mistakes(monkeypatch, given, said):

@@ -57,7 +57,7 @@ def test_a_word_is_what_begins_a_text_and_what_follows_a_space(tiny_tokenizer):
     assert tokens_of_words([], tiny_tokenizer, end_token_id=0) == ()
 
     with pytest.raises(
-        ThreestepError, match=r"--bad_words expects texts other than .*, got '<\|endoftext\|>'.*leave it"
+        ThreestepError, match=r"--bad_words expects strings other than .*, got '<\|endoftext\|>'.*remove it"
     ):
         tokens_of_words(["<|endoftext|>"], tiny_tokenizer, tiny_tokenizer.eos_token_id)
 

@@ -276,7 +276,7 @@ def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monke
         try:
             read.append(store[key])
         except ThreestepError as problem:
-            assert re.search("pictures.*: image [01] does not have the content .* with --rebuild_cache", str(problem))
+            assert re.search("pictures.*: image [01] has changed since .* with --rebuild_cache", str(problem))
     assert read == [BLUE]
 
 

@@ -127,7 +127,7 @@ def test_one_that_fails_is_left_out(tmp_path, mlflow, capsys):
     mlflow.log_metrics = raising(ConnectionError("no answer"))
     written(tmp_path, ["tensorboard", "mlflow"])
     assert capsys.readouterr().out == (
-        "warning: MLflow stops receiving this run's metrics (ConnectionError: no answer)\n"
+        "warning: MLflow no longer receives this run's metrics (ConnectionError: no answer)\n"
         "warning: MLflow lacks metrics from step 0 on; metrics.jsonl and the report have them\n"
     )
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
