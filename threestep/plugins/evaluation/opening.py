@@ -59,8 +59,7 @@ def scored_by(flags: Evaluated, mistakes: Mistakes) -> tuple[Reward, ...]:
     rewards = named_rewards(flags.reward, mistakes)
     mistakes.require(
         flags.evaluation.reward_model is not None or not reads_model(rewards),
-        "--reward includes `model`, which needs --reward_model, got none; add --reward_model, or use a rule "
-        "(--reward gsm8k)",
+        "--reward includes `model`, which needs --reward_model; add it, or use a rule (--reward gsm8k)",
     )
     return rewards
 

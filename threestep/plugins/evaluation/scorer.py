@@ -82,9 +82,9 @@ class Scorer:
         if isinstance(self.texts, ChatTokenizer):
             if isinstance(prompt, str):
                 raise ThreestepError(
-                    f"the reward model '{self.name}' reads conversations with its chat template, but its tokenizer "
-                    "differs from the answering model's; use a reward model with the same tokenizer, or --prompt_style "
-                    "human_assistant"
+                    f"the reward model '{self.name}' formats conversations with its chat template, but its tokenizer "
+                    "differs from the answering model's; use a reward model with the same tokenizer, or "
+                    "--prompt_style human_assistant"
                 )
             return _ids_of_messages(self.texts, prompt, response)
         if self.reads_as_stored:

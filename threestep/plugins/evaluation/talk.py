@@ -77,16 +77,16 @@ class Talk:
         for chat_model in self.models:
             if chat_model.reads is None:
                 raise ThreestepError(
-                    f"'{chat_model.name}' cannot read images here: it is a text-only model, its folder has no image "
-                    "processor, its prompts use no chat template, or the rollout engine supports only text"
+                    f"'{chat_model.name}' does not support images here: it is a text-only model, its folder has no "
+                    "image processor, its prompts use no chat template, or the rollout engine supports only text"
                 )
         if self.acting is not None:
             raise ThreestepError(
-                f"conversations with {self.acting.flag.replace(',', ' or')} are text-only; to chat about "
-                "images, leave them out"
+                f"conversations with {self.acting.flag.replace(',', ' or')} are text-only; to chat about images, "
+                "remove these flags"
             )
         if self.scorer is not None and self.scorer.unread is not None:
-            raise ThreestepError(f"{self.scorer.unread}; to chat about images, leave --reward_model out")
+            raise ThreestepError(f"{self.scorer.unread}; to chat about images, remove --reward_model")
         picture = media_kind().opened_file(path)
         self.waiting.append(picture)
         return f"{picture.words}; it will be sent with your next message"

@@ -68,17 +68,17 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
     mistakes = Mistakes()
     mistakes.require(
         flags.evaluation.benchmark is None,
-        f"--benchmark is only for reward_model, not for {flags.task}; leave it out",
+        f"--benchmark is only for reward_model, not for {flags.task}; remove it",
     )
     if flags.task == "perplexity":
         mistakes.require(
             flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
-            "--rollout_engine is not used here, because perplexity draws no answers; leave it out",
+            "--rollout_engine is not used here, because perplexity generates no answers; remove it",
         )
         mistakes.require(
             flags.evaluation.val_samples == 1,
-            f"--val_samples {flags.evaluation.val_samples} is not used here, because perplexity draws no answers; "
-            "leave it out",
+            f"--val_samples {flags.evaluation.val_samples} is not used here, because perplexity generates no answers; "
+            "remove it",
         )
         mistakes.raise_if_any()
         return ()
@@ -87,7 +87,7 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         (flags.evaluation.baseline is not None) == (flags.task == "win_rate"),
         "win_rate expects --baseline, the model to compare against, got none"
         if flags.task == "win_rate"
-        else f"--baseline is only for win_rate, not for {flags.task}; leave it out",
+        else f"--baseline is only for win_rate, not for {flags.task}; remove it",
     )
     if flags.task != "win_rate":
         check_comparisons(
@@ -95,8 +95,8 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         )
     mistakes.require(
         flags.evaluation.val_samples == 1 or flags.sampling.temperature > 0,
-        f"--val_samples {flags.evaluation.val_samples} draws several answers, but --temperature 0 gives the same one "
-        "each time; raise --temperature, or leave --val_samples out",
+        f"--val_samples {flags.evaluation.val_samples} samples several answers, but --temperature 0 produces the same "
+        "one each time; raise --temperature, or remove --val_samples",
     )
     mistakes.raise_if_any()
     return rewards

@@ -194,7 +194,8 @@ def _gradio() -> Any:
         import gradio
     except ImportError as problem:
         raise ThreestepError(
-            "--web needs the package gradio, which is not installed; run: pip install gradio, or chat in the terminal"
+            "--web needs the package gradio, which is not installed; install it (pip install gradio), or chat in the "
+            "terminal"
         ) from problem
     return gradio
 

@@ -76,7 +76,7 @@ def explanation_of(asked: AskedStep) -> Explanation:
         raise ThreestepError(f"{asked.run} cannot be explained: the record lacks {lacking.args[0]}") from lacking
     except ArithmeticError as problem:  # numbers and settings that no optimizer has
         raise ThreestepError(
-            f"{asked.run} cannot be explained: computing with its numbers fails ({problem})"
+            f"{asked.run} cannot be explained: a computation with its numbers failed ({problem})"
         ) from problem
 
 
@@ -84,11 +84,11 @@ def _check(asked: AskedStep) -> None:
     """ThreestepError for a folder that is neither, and for numbers that do not fit."""
     run, record = asked.run, is_record(asked.run)
     if not run.is_dir():
-        raise ThreestepError(f"{run} is not a folder; give the folder of a run, or of a record in it")
+        raise ThreestepError(f"{run} is not a folder; pass the folder of a run, or of a record in one")
     if record and (asked.step or asked.last > 1):
-        raise ThreestepError(f"--step and --last are for a run, but {run} is the record of one step; leave them out")
+        raise ThreestepError(f"--step and --last are for a run, but {run} is the record of one step; remove them")
     if not record and asked.step < 1:
-        raise ThreestepError(f"--step expects a step of {run}, from 1, got {asked.step}")
+        raise ThreestepError(f"--step expects a step of {run}, 1 or later, got {asked.step}")
     if not 1 <= asked.last <= max(1, asked.step):
         raise ThreestepError(
             f"--last expects 1 to {max(1, asked.step)}, since there are no earlier steps, got {asked.last}"
@@ -101,8 +101,7 @@ def _check(asked: AskedStep) -> None:
         )
     if asked.last > 1 and not asked.held_out:
         raise ThreestepError(
-            "--last ranks sequences by their effect on --held_out, but no file is given; add --held_out, or leave "
-            "--last out"
+            "--last ranks sequences by their effect on --held_out, but --held_out is not set; add it, or remove --last"
         )
 
 
@@ -115,7 +114,7 @@ def _questions(asked: AskedStep, step: AuditedStep, tokenizer: Any) -> Questions
 
     def tokenize(text: str) -> list[int]:
         if tokenizer is None:
-            raise ThreestepError("--held_out with text needs a tokenizer; give --tokenizer, or lines with `ids`")
+            raise ThreestepError("--held_out with text needs a tokenizer; set --tokenizer, or use lines with `ids`")
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     held = read_held_out(Path(asked.held_out), tokenize, getattr(tokenizer, "eos_token_id", None))
@@ -151,8 +150,8 @@ def _read_tokenizer(place: Path, trust_remote_code: bool) -> Any:
     about: dict[str, Any] = checked_json(dict[str, Any], read_text(place / _TOKENIZER), place / _TOKENIZER)
     if about.get("auto_map") and not trust_remote_code:
         raise ThreestepError(
-            f"the tokenizer in {place} has its own Python code, which is not run; give another with --tokenizer, or "
-            "give --trust_run if you trust the run, which ran this code (trust_remote_code)"
+            f"the tokenizer in {place} has its own Python code, which is not run by default; choose another with "
+            "--tokenizer, or add --trust_run if you trust the run, which ran this code (trust_remote_code)"
         )
     with errors_explained("tokenizer", str(place), Exception):  # transformers raises many kinds
         tokenizer = read_tokenizer(place, trust_remote_code)[0]

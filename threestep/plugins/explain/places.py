@@ -71,9 +71,9 @@ def _source_of(settings: Mapping[str, Any]) -> SourceArguments:
 
 def _check_plain(modules: Iterable[str], names: Iterable[str]) -> None:
     """ThreestepError for what is more than plain files of this machine."""
-    remedy = "give --trust_run if you trust the run"
+    remedy = "add --trust_run if you trust the run"
     for module in modules:
-        raise ThreestepError(f"the run's config.yaml runs the Python file '{module}' (dataset_module); {remedy}")
+        raise ThreestepError(f"the run's config.yaml would run the Python file '{module}' (dataset_module); {remedy}")
     for name in names:
         reader, address = split_reader(name) or ("", name)
         if reader not in READERS or "://" in address:

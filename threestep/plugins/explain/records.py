@@ -35,8 +35,8 @@ def whole_record(folder: Path) -> AuditedStep:
     record = read_record(folder)
     if not _has_state(record):
         raise ThreestepError(
-            f"{folder} does not have the weights before and after the step; record them with --record_values, or "
-            "give the run's folder and --step to rerun the step"
+            f"{folder} does not have the weights before and after the step; record them with --record_values, or pass "
+            "the run's folder and --step to rerun the step"
         )
     return AuditedStep(record)
 
@@ -56,14 +56,14 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, st
     if start is None:
         raise ThreestepError(
             f"{run} has no record of step {steps[-1]:,} with its weights, and rerunning the step would run the run's "
-            "own settings and code; give --trust_run if you trust the run, or record steps with --record_values"
+            "own settings and code; add --trust_run if you trust the run, or record steps with --record_values"
         )
     digests = read_digests(run)
     sharing = digests.settings.get("sequence_parallel_size") or 1
     if sharing != 1:
         raise ThreestepError(
             f"{run} used --sequence_parallel_size {sharing}, but a step is recorded with whole rows on one rank, so "
-            "it cannot be rerun as it was; explain a run without this flag"
+            "this step cannot be rerun exactly; explain a run without this flag"
         )
     last = next((key for key in ((steps[-1], 0), (steps[-1], update)) if key in digests.steps), None)
     if last is None:
@@ -76,7 +76,7 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, st
     if found is None:
         raise ThreestepError(
             f"{run} was rerun in {work} up to step {steps[-1]:,}, but its records lack the state: the model has too "
-            "many weights, the step was skipped, or its rows are not plain sequences; see the log beside the folder"
+            "many weights, the step was skipped, or its rows are not plain sequences; see the log next to that folder"
         )
     return found
 

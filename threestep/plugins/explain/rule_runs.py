@@ -49,8 +49,8 @@ def flags_of(said: str, objective: str, known: Mapping[str, Any]) -> dict[str, A
         flag = _FLAGS.get(name, name)
         if flag not in known or flag in _OF_OPTIMIZER:
             raise ThreestepError(
-                f"--run_rules needs settings that are flags of the run, but {name} is not a flag, or is part of the "
-                "optimizer's state; leave --run_rules out"
+                f"--run_rules needs settings that are flags of the run, but {name} is not a flag or is part of the "
+                "optimizer's state; remove --run_rules"
             )
         found[flag] = _OF_WORDS.get(value, value) if flag == "loss_aggregation" else value
     return found
@@ -64,12 +64,12 @@ def run_under(step: AuditedStep, run: Path, said: str, *, work: Path, start: Sta
     if began != number - 1:
         raise ThreestepError(
             f"--run_rules needs a checkpoint right before step {number:,} in {run / 'checkpoints'}, but the last one "
-            f"before it is of step {began:,}; run with --save_every, or leave --run_rules out"
+            f"before it is from step {began:,}; run with --save_every, or remove --run_rules"
         )
     flags = flags_of(said, step.head.objective, digests.settings)
     key = next((key for key in ((number, 1), (number, 0)) if key in digests.steps), None)
     if key is None:
-        raise ThreestepError(f"--run_rules needs step {number:,} in the digests of {run}, but they have no such step")
+        raise ThreestepError(f"--run_rules needs step {number:,} in the digests of {run}, but they do not contain it")
 
     def start_under(words: Sequence[str], ranks: int, output: Path) -> Running:
         if began:
@@ -86,7 +86,7 @@ def run_under(step: AuditedStep, run: Path, said: str, *, work: Path, start: Sta
         if found[-1].settings.get(name, value) != value:
             raise ThreestepError(
                 f"--run_rules needs {name}={value}, but the rerun continued with {found[-1].settings[name]} from the "
-                "checkpoint; leave --run_rules out"
+                "checkpoint; remove --run_rules"
             )
     return found[-1]
 
@@ -112,6 +112,6 @@ def _check_same(real: AuditedStep, other: AuditedStep, said: str) -> None:
     before = (real.state("weights_before."), other.state("weights_before."))
     if not np.array_equal(*ids) or any(not np.array_equal(before[0][name], before[1][name]) for name in before[0]):
         raise ThreestepError(
-            f"--run_rules needs the same samples and weights with {said}, but the rerun had others: the explained "
-            "step is not the first update of its rollout, or the rule decides what is drawn; leave --run_rules out"
+            f"--run_rules requires the rerun with {said} to have the same samples and weights, but they differed: the "
+            "explained step is not the first update of its rollout, or the rule affects sampling; remove --run_rules"
         )

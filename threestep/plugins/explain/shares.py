@@ -150,6 +150,6 @@ def check_forward(step: AuditedStep, before: Reads) -> None:
     apart = float(np.abs(recorded - found).max(initial=0.0))
     if not np.isfinite(recorded).all() or not apart <= rounding * (1.0 + float(np.abs(recorded).max(initial=0.0))):
         raise ThreestepError(
-            f"an explanation needs the recorded {name} to follow from the recorded weights, but they differ by "
-            f"{apart:.3g}: the model had extra parts in this step, or its rows were not plain sequences"
+            f"an explanation requires the recorded {name} to match those computed from the recorded weights, but they "
+            f"differ by {apart:.3g}: the model had extra parts in this step, or its rows were not plain sequences"
         )

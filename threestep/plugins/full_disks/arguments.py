@@ -23,14 +23,14 @@ class FullDiskArguments:
 
     wait_for_disk_seconds: float = flag(
         600.0,
-        "How long a finished run keeps retrying when the disk refuses its model; then the model goes to "
-        "--rescue_dir. Ctrl-C and SIGTERM end the wait.",
+        "How long a finished run keeps trying to write its model to disk; after that, the model goes to --rescue_dir. "
+        "Ctrl-C and SIGTERM end the wait.",
         f"0 <= seconds < {MOST_WAIT_SECONDS:g}",
     )
     rescue_dir: str | None = flag(
         None,
         "Folder for the model of a finished run, and for the checkpoint of a run that is stopped, if they cannot be "
-        "written to OUTPUT_DIR; default: the system's folder for temporary files (TMPDIR, else /tmp).",
+        "written to OUTPUT_DIR; default: the system's folder for temporary files (TMPDIR, or /tmp).",
         "folder",
     )
 
@@ -40,5 +40,5 @@ class FullDiskArguments:
             place = self.rescue_dir
             mistakes.require(
                 os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK),
-                f"--rescue_dir expects a writable folder, got {place}; create it, or give another",
+                f"--rescue_dir expects a writable folder, got {place}; create it, or choose another",
             )

@@ -67,7 +67,7 @@ class Rescue(RunCourse):
             if interrupts.reason is not None:
                 self._left_seconds = 0.0
         if again is None:
-            log(f"the disk accepts writes again: {place} is written")
+            log(f"the disk accepts writes again: {place} was written")
         return again
 
     def _rescued(self, place: Path, save: Callable[[Path], None], refusal: OSError) -> Path:

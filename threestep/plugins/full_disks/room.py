@@ -44,7 +44,7 @@ def check_room(output_dir: Path, settings: Mapping[str, Any], parts: CheckpointP
         also = f" and {in_gigabytes(least)} for a checkpoint" if least else ""
         raise ThreestepError(
             f"--output_dir {output_dir} has {in_gigabytes(free)} free, but this run needs "
-            f"{in_gigabytes(needed.models)} for its model{also}; free space, or give a folder on another disk"
+            f"{in_gigabytes(needed.models)} for its model{also}; free up space, or choose a folder on another disk"
         )
     if not saves:
         return
@@ -56,7 +56,7 @@ def check_room(output_dir: Path, settings: Mapping[str, Any], parts: CheckpointP
             f"warning: {output_dir} has {in_gigabytes(free)} free, but this run will need "
             f"{in_gigabytes(wanted - there)}: {in_gigabytes(needed.models)} for its model and "
             f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {keep_last}, and the one "
-            "being written); checkpoints that do not fit are skipped, so free space, or lower --keep_last"
+            "being written); checkpoints that do not fit are skipped, so free up space, or lower --keep_last"
         )
 
 

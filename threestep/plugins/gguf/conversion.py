@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "qwen2", "qwen3")
 # Settings, without the family's name, that must equal the width of a head.
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
-_ORIGINAL = "give the model folder that the file was made from"
+_ORIGINAL = "pass the model folder that the file was made from"
 
 
 def write_folder(file: Path, folder: Path, source_name: str) -> None:
@@ -42,8 +42,8 @@ def write_folder(file: Path, folder: Path, source_name: str) -> None:
     family = metadata.get("general.architecture")
     if family not in FAMILIES:
         raise ThreestepError(
-            f"'{file}' holds a model of the family '{family}'; GGUF files of {', '.join(FAMILIES)} can be read; "
-            f"{_ORIGINAL}"
+            f"'{file}' contains a model of the family '{family}', but only GGUF files of {', '.join(FAMILIES)} can be "
+            f"read; {_ORIGINAL}"
         )
     tokenizer = tokenizer_of(metadata, file)
     model = _model(file, reader, metadata, family)
@@ -68,7 +68,9 @@ def _reader(file: Path) -> GGUFReader:
     try:
         reader = GGUFReader(file)
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as problem:
-        raise ThreestepError(f"'{file}' is not a whole GGUF file ({problem}); download or copy it again") from problem
+        raise ThreestepError(
+            f"'{file}' is not a complete GGUF file ({problem}); download or copy it again"
+        ) from problem
     if not reader.tensors:
         raise ThreestepError(f"'{file}' holds no tensors, only metadata; download the file with the weights")
     parts = reader.fields.get("split.count")
@@ -92,8 +94,8 @@ def _model(file: Path, reader: GGUFReader, metadata: dict[str, Any], family: str
     unread = _unread(reader, metadata, family, model)
     if unread or loading["missing_keys"]:
         raise ThreestepError(
-            f"'{file}': transformers does not read {unread or 'all its weights'}, so the model would compute something "
-            f"else; {_ORIGINAL}"
+            f"'{file}': transformers does not load {unread or 'all of its weights'}, so the model would compute "
+            f"different results; {_ORIGINAL}"
         )
     del model.config.quantization_config
     model.hf_quantizer = None  # otherwise save_pretrained refuses

@@ -21,7 +21,7 @@ _SOURCE = "gguf_source.json"  # in the folder: the file's name, type and weights
 _CACHE = Path("~", ".cache", "threestep", "gguf")
 _FORM = 1  # of what `conversion` writes; a new one makes every folder again
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<parts>\d{5})\.gguf")  # as llama.cpp names the parts of a split file
-_ORIGINAL = "or give the model folder that the file was made from"
+_ORIGINAL = "or pass the model folder that the file was made from"
 
 
 def as_folder(given: str) -> str:
@@ -37,7 +37,9 @@ def as_folder(given: str) -> str:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         folder = cache / f"{file.stem}-{digest_file(str(file), str(cache))[:12]}-{_FORM}"
-        with locked(f"{folder}.lock", lambda: log_on_main(f"gguf: waiting for another process that reads {file.name}")):
+        with locked(
+            f"{folder}.lock", lambda: log_on_main(f"gguf: waiting for another process that is reading {file.name}")
+        ):
             if not folder.exists():
                 from threestep.plugins.gguf.conversion import write_folder
 
@@ -74,7 +76,7 @@ def _file_in(folder: Path) -> Path | None:
         return None
     if len(files) > 1 and not _PART.fullmatch(files[0].name):
         names = ", ".join(each.name for each in files)
-        raise ThreestepError(f"'{folder}' holds {len(files)} GGUF files ({names}); give the path of one of them")
+        raise ThreestepError(f"'{folder}' holds {len(files)} GGUF files ({names}); pass the path of one of them")
     return _whole(files[0])
 
 

@@ -158,7 +158,7 @@ class HubRows:
             raise ThreestepError(
                 f"--{self._flag}: '{self.address}': HF_HUB_OFFLINE is set, but the cached copy is at "
                 f"{f'commit {commit}' if commit else 'an unknown commit'}, which is not known to be revision "
-                f"{wanted or 'main'}; leave revision out, or unset HF_HUB_OFFLINE"
+                f"{wanted or 'main'}; remove revision, or unset HF_HUB_OFFLINE"
             )
         return commit
 

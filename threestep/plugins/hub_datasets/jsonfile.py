@@ -45,8 +45,8 @@ class LocalJsonFile(HubDataset):
             if os.path.isfile(paths["train"]):
                 return {name: path for name, path in paths.items() if os.path.isfile(path)}
         raise ThreestepError(
-            f"local/jsonfile: '{os.path.join(base, 'data', 'train.json')}' does not exist; give the folder that "
-            "contains data/train.json and data/eval.json as --data_path, with a path that ends in local/jsonfile"
+            f"local/jsonfile: '{os.path.join(base, 'data', 'train.json')}' does not exist; pass the folder that "
+            "contains data/train.json and data/eval.json as --data_path (its path must end in local/jsonfile)"
         )
 
     def get_train_data(self) -> Sequence[Any]:

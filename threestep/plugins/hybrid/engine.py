@@ -59,8 +59,8 @@ class HybridRollout(RolloutEngine):
             from deepspeed.runtime import rollout
         except ImportError as error:
             raise ThreestepError(
-                "--rollout_engine hybrid needs a DeepSpeed with deepspeed.runtime.rollout (0.19 or later), which is "
-                f"missing here ({error}); install one, or use --rollout_engine hf"
+                "--rollout_engine hybrid needs a DeepSpeed version with deepspeed.runtime.rollout (0.19 or later), "
+                f"which is missing here ({error}); install one, or use --rollout_engine hf"
             ) from None
         super().__init__(decode)
         self._deepspeed = rollout
@@ -72,7 +72,7 @@ class HybridRollout(RolloutEngine):
             reason = why_not_decoded(model, own, WAYS[1])
         if reason is not None:
             raise ThreestepError(
-                f"--rollout_engine hybrid draws with transformers' generate, which decodes {WAYS[1].words}, but "
+                f"--rollout_engine hybrid uses transformers' generate, which decodes {WAYS[1].words}, but "
                 f"{type(model).__name__} cannot: {reason}; use --rollout_engine hf"
             )
         return []

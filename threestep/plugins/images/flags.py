@@ -14,8 +14,8 @@ class ImageArguments:
 
     kept_image_features_mb: int = flag(
         0,
-        "For models of images and text: host memory in MiB for the features that a frozen vision tower computes, so "
-        "that it runs once per picture, not once per epoch; 0 keeps none.",
+        "Image-text models: host memory in MiB for caching the frozen vision tower's features, so that it runs once "
+        "per image, not once per epoch; 0 keeps none.",
         "mib >= 0",
         topic="memory",
     )
@@ -29,6 +29,6 @@ class ImageRowArguments:
 
     allow_image_urls: bool = flag(
         False,
-        "Fetch pictures that rows give as https addresses of public hosts; without this flag, only paths and bytes "
-        "are read.",
+        "Fetch images that rows specify as https URLs on public hosts; without this flag, only paths and bytes are "
+        "read.",
     )

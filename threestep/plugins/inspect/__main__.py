@@ -99,10 +99,10 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         return account_of(replace(data, chat=style.chat), extent, tokenizer, settled, has_ids=True, reader=reader)
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):
-        mistakes.add(f"{name} needs --model_name_or_path; give a model, or just its tokenizer")
+        mistakes.add(f"{name} needs --model_name_or_path; pass a model, or just its tokenizer")
     mistakes.raise_if_any()
     sentence = (
-        "no --model_name_or_path: texts are shown as Human: ... Assistant:, and lengths in characters; give a model "
+        "no --model_name_or_path: texts are shown as Human: ... Assistant:, and lengths in characters; pass a model "
         "to see its chat template (if it has one), end token and tokens"
     )
     chat = replace(data.chat, prompt_style=HUMAN_ASSISTANT)

@@ -338,7 +338,7 @@ class _PhaseLook:
             shared = divide_rows(self._phase, self._data.split, sources, self._look.seed)
             account = self._shares(account, shared.train, shared.eval)
             if account.share_rows == 0:
-                raise ThreestepError(f"step {self._phase} gets no rows: {account.share_flags} gives it none")
+                raise ThreestepError(f"step {self._phase} gets no rows: {account.share_flags} assigns it none")
             portions = self._sampled(shared.train)
             account = replace(account, looked_at=sum(len(portion.indices) for portion in portions))
             _ = self._text_maker  # what is wrong with the style is wrong with every row

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = os.path.abspath(os.path.expanduser(arguments.data_output_path))
     if not os.path.isdir(folder):
         raise ThreestepError(
-            f"--data_output_path: the folder '{folder}' does not exist; give the one that your runs use"
+            f"--data_output_path: the folder '{folder}' does not exist; pass the one that your runs use"
         )
     {"list": _list, "verify": _verify, "prune": _prune}[arguments.command](folder, arguments)
 
@@ -132,7 +132,7 @@ def _verify(folder: str, arguments: argparse.Namespace) -> None:
         damaged += bool(wrong)
         print(f"{entry.name}  {'; '.join(wrong) or 'sound'}")
     if damaged:
-        print(f"{damaged} of {len(built)} builds are damaged: run with --rebuild_cache, or remove the folder")
+        print(f"{damaged} of {len(built)} builds are damaged: run with --rebuild_cache, or remove their folders")
         sys.exit(1)
 
 

@@ -44,7 +44,7 @@ class PreviewArguments:
 
     topic: ClassVar[str] = "task"
 
-    tokenizer: str = flag("", "Tokenizer or model: a folder or a hub name (required).", "tokenizer")
+    tokenizer: str = flag("", "Tokenizer or model: a folder or hub name (required).", "tokenizer")
     phase: str = flag_of(
         ShownArguments,
         "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts) or unsupervised (PPO's text blocks).",
@@ -71,11 +71,11 @@ class PreviewArguments:
         mistakes.require(bool(self.tokenizer), "--tokenizer expects a folder or hub name, got nothing")
         mistakes.require(
             not (self.html and (self.json or self.show_layout)),
-            f"--html {self.html} writes only texts and masks; leave --json and --show_layout out",
+            f"--html {self.html} writes only text and masks; remove --json and --show_layout",
         )
         mistakes.require(
             self.phase != UNSUPERVISED or self.split == "train",
-            "--split eval: unsupervised text has only training rows; leave --split out",
+            "--split eval: unsupervised text has only training rows; remove --split",
         )
 
 
@@ -156,8 +156,8 @@ def shown_places(preview: PreviewArguments, rows: int) -> range:
     """The places in the split to show; ThreestepError if --first is past its end."""
     if rows and preview.first >= rows:
         raise ThreestepError(
-            f"--first expects less than {rows}, the number of rows in the {preview.split} split, got "
-            f"{preview.first}; lower it"
+            f"--first must be less than {rows}, the number of rows in the {preview.split} split, got {preview.first}; "
+            "lower it"
         )
     return range(preview.first, rows if preview.rows == 0 else min(rows, preview.first + preview.rows))
 
@@ -188,7 +188,7 @@ def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: A
     try:
         Path(preview.html).write_text(text, encoding="utf-8", errors="replace")
     except OSError as problem:
-        raise ThreestepError(f"--html {preview.html}: {problem.strerror}; give another file") from problem
+        raise ThreestepError(f"--html {preview.html}: {problem.strerror}; use another file") from problem
     note(f"written: {preview.html}")
 
 

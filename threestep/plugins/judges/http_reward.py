@@ -102,7 +102,7 @@ def http_reward(given: str, name: str, flag: str = "--reward") -> HttpReward:
     mistakes.require(settings.batch >= 1, f"{where}: batch expects 1 or more, got {settings.batch}")
     mistakes.require(
         asking is None or asking.most_tokens is None,
-        f"{where}: most_tokens limits what a judge writes, but a reward server writes no text; remove it",
+        f"{where}: most_tokens limits what a judge generates, but a reward server generates no text; remove it",
     )
     mistakes.raise_if_any()
     return HttpReward(name, where, settings, asking or AskSettings())

@@ -27,7 +27,7 @@ def read_settings(path: str, where: str) -> dict[str, Any]:
         given = parse_yaml(Path(path).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "it is not text"
-        raise ThreestepError(f"{where}: cannot read the YAML file ({reason}); give another path") from problem
+        raise ThreestepError(f"{where}: cannot read the YAML file ({reason}); pass another path") from problem
     except Exception as problem:  # yaml has many
         raise ThreestepError(f"{where} is not valid YAML: {' '.join(str(problem).split()):.200}") from problem
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):

@@ -69,8 +69,8 @@ class Verdicts:
             self._read(replays, name, rank, is_own=False)
             if not self._values:
                 raise ThreestepError(
-                    f"--reward_replay {replays} has no verdicts from the reward '{name}' ({name}.rank0.jsonl); "
-                    "give the folder of the recorded run, and name the reward as in that run"
+                    f"--reward_replay {replays} has no verdicts from the reward '{name}' ({name}.rank0.jsonl); pass "
+                    "the folder of the recorded run, and name the reward as in that run"
                 )
 
     def __contains__(self, key: str) -> bool:

@@ -70,6 +70,6 @@ def _check_trunk(own: RolesLoraArguments, flags: Any, mistakes: Mistakes) -> Non
     )
     mistakes.require(
         flags.trains_critic is not False,
-        f"--share_trunk needs a critic, but --advantage {flags.algorithm.advantage} has none; drop --share_trunk, or "
+        f"--share_trunk needs a critic, but --advantage {flags.algorithm.advantage} uses none; drop --share_trunk, or "
         f"use {WITH_CRITIC}",
     )

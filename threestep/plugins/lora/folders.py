@@ -91,9 +91,7 @@ def _base(folder: Path, name: str, settings: dict[str, Any]) -> str:
     base = settings.get("base_model_name_or_path")
     write = f"set base_model_name_or_path in '{folder / CONFIG}' to the "
     if not isinstance(base, str) or not base:
-        raise ThreestepError(
-            f"'{name}' is an adapter without a base model, got {base!r}; {write}model it was trained on"
-        )
+        raise ThreestepError(f"'{name}' is an adapter, but its base model is {base!r}; {write}model it was trained on")
     for place in (Path(base).expanduser(), (folder / base).resolve()):
         if place.is_dir():
             if (place / CONFIG).is_file():
@@ -109,7 +107,7 @@ def _base(folder: Path, name: str, settings: dict[str, Any]) -> str:
         )
     if settings.get("revision") not in (None, "", "main"):
         raise ThreestepError(
-            f"'{name}' is an adapter of revision '{settings['revision']}' of '{base}', but only main revisions are "
+            f"'{name}' is an adapter of revision '{settings['revision']}' of '{base}', but only the main revision is "
             f"read from the hub; download that revision, and {write}downloaded folder"
         )
     return base

@@ -159,7 +159,7 @@ def _merge(model: PreTrainedModel, plan: PeftPlan, adapting: dict[str, torch.Ten
         raise ThreestepError(
             f"'{plan.adapter.name}': merging this adapter (kind {plan.kind}) into '{plan.adapter.base}' changes the "
             f"output by {moved:.2g}, but rounding explains only {truth.tolerance:.2g}; one of two tied tensors may be "
-            "adapted: merge them with PEFT, which trained them, and pass the merged model"
+            "adapted: merge the adapter with PEFT, which trained it, and pass the merged model"
         )
 
 
@@ -229,8 +229,8 @@ def _check_whole(adapter: AdapterFolder, model: PreTrainedModel, whole: Collecti
         tied = [other for other in names if other not in whole and model.get_parameter(other) is weight]
         if tied:
             raise ThreestepError(
-                f"'{adapter.name}' has {name} but not {tied[0]}, which '{adapter.base}' ties to it; merge them with "
-                "PEFT, which trained them, and pass the merged model"
+                f"'{adapter.name}' has {name} but not {tied[0]}, which '{adapter.base}' ties to it; merge the adapter "
+                "with PEFT, which trained it, and pass the merged model"
             )
 
 
@@ -274,9 +274,9 @@ def _check_shapes(
     for name in sorted(wanted.keys() & stored.keys()):
         if wanted[name] != stored[name].shape:
             raise ThreestepError(
-                f"'{adapter.weights}': {name} expects the shape {list(wanted[name])} of '{adapter.base}' and {CONFIG}, "
-                f"got {list(stored[name].shape)}; use the base that it was trained on, or merge them with PEFT, "
-                "which trained them"
+                f"'{adapter.weights}': {name} expects the shape {list(wanted[name])} of '{adapter.base}' and "
+                f"{CONFIG}, got {list(stored[name].shape)}; use the base model that it was trained on, or merge the "
+                "adapter with PEFT, which trained it"
             )
 
 
@@ -308,7 +308,7 @@ def _replace_whole(model: PreTrainedModel, plan: PeftPlan, tensors: Mapping[str,
         if not torch.equal(tensors[first], tensors[stored]):
             raise ThreestepError(
                 f"'{plan.adapter.weights}': {first} and {stored} differ, but '{plan.adapter.base}' ties them; merge "
-                "them with PEFT, which trained them, and pass the merged model"
+                "the adapter with PEFT, which trained it, and pass the merged model"
             )
         with torch.no_grad(), whole_to_change([weight]):
             weight.copy_(tensors[stored])

@@ -35,7 +35,7 @@ def flags_of_adapters(config: Any, kind: str, settings: Mapping[str, Any]) -> di
         names |= {name: f"actor_{name}" for name in ("lora_dim", "lora_module_name")}
     twice = [name for name in names.values() if name in settings]
     if twice:
-        raise ThreestepError(f"{_NAME} and {', '.join(twice)} set the same thing; leave one out")
+        raise ThreestepError(f"{_NAME} and {', '.join(twice)} set the same thing; remove one")
     _check(config, kind)
     targets = config.target_modules
     modules = targets if targets == "all-linear" else ",".join(f"{name}{END_OF_NAME}" for name in sorted(targets))
@@ -72,5 +72,5 @@ def _check(config: Any, kind: str) -> None:
         if field.name not in _NO_EFFECT and given != default and (given or default):
             raise ThreestepError(
                 f"{_NAME}.{field.name} expects {default!r}, got {given!r}: only r, lora_alpha, lora_dropout and "
-                "target_modules are supported; leave it out"
+                "target_modules are supported; remove it"
             )

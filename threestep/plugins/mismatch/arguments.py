@@ -31,19 +31,19 @@ class MismatchArguments:
 
     mismatch_recipe: str | None = flag(
         None,
-        "Recipe from the plugin's page that sets this topic's flags; flags you give explicitly take precedence.",
+        "Recipe from the plugin's page that sets this topic's flags; flags set explicitly take precedence.",
         "name",
         choices=tuple(RECIPES),
     )
     mismatch_correction: str | None = flag(
         None,
-        "How to weight tokens by r: not at all (none), truncated at the threshold (truncate), or with weight 0 "
-        f"outside it (mask); default: {_DEFAULT}.",
+        "How r weights tokens: not at all (none), truncated at the threshold (truncate), or zeroed outside it (mask); "
+        f"default: {_DEFAULT}.",
         choices=CORRECTIONS,
     )
     mismatch_level: str | None = flag(
         None,
-        "What r is taken over: one token, the product over the sequence, or the geometric mean over the sequence; "
+        "How r is computed: per token, as the product over the sequence, or as the geometric mean over the sequence; "
         "default: token.",
         choices=LEVELS,
     )
@@ -55,12 +55,12 @@ class MismatchArguments:
         None, "Divide weights by their mean over the rollout on all ranks; default: false."
     )
     mismatch_veto: float | None = flag(
-        None, "Reject a response if r of any token is below this, such as 1e-4; default: none.", "0 < ratio < 1"
+        None, "Reject a response if any token's r is below this, such as 1e-4; default: none.", "0 < ratio < 1"
     )
     mismatch_rejection: list[str] = flag(
         [],
-        "Reject tokens or responses outside KIND:UPPER or KIND:LOWER:UPPER, e.g. seq_mean_k1:0.999:1.001; KIND is "
-        f"one of {', '.join(REJECTIONS)}. For k1 the bounds apply to the ratio.",
+        "Reject tokens or responses outside KIND:UPPER or KIND:LOWER:UPPER, e.g. seq_mean_k1:0.999:1.001; KIND is one "
+        f"of {', '.join(REJECTIONS)}. For k1, the bounds apply to the ratio.",
         "kind:bounds",
     )
     mismatch_rejected: str | None = flag(
@@ -71,7 +71,7 @@ class MismatchArguments:
     )
     mismatch_bypass: bool | None = flag(
         None,
-        "Use the rollout's log-probabilities as the old ones, which saves a forward; a correction then needs "
+        "Use the rollout's log-probabilities as the old ones, which saves a forward pass; a correction then needs "
         "--policy_loss gpg. Default: false.",
     )
 
@@ -102,8 +102,8 @@ class MismatchArguments:
         )
         mistakes.require(
             self.mismatch_rejected is None or found.rejects,
-            f"--mismatch_rejected {self.mismatch_rejected} needs --mismatch_rejection or --mismatch_veto, but "
-            "neither is given; add one, or leave --mismatch_rejected out",
+            f"--mismatch_rejected {self.mismatch_rejected} needs --mismatch_rejection or --mismatch_veto, but neither "
+            "is set; add one, or remove --mismatch_rejected",
         )
         for flags, contradicts in (
             ("--mismatch_normalize", found.normalize),
@@ -111,6 +111,6 @@ class MismatchArguments:
         ):
             mistakes.require(
                 not (found.bypass and contradicts),
-                f"{flags} needs figures of the whole optimizer step, but --mismatch_bypass weights and rejects "
-                "within each micro-batch; leave one of them out",
+                f"{flags} needs statistics of the whole optimizer step, but --mismatch_bypass weights and rejects "
+                "tokens within each micro-batch; remove one of them",
             )

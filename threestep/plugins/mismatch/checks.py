@@ -32,14 +32,13 @@ def note_mistakes(
     found = given.chosen(is_exact)
     mistakes.require(
         not (found.bypass and found.correction != "none" and has_ratio),
-        f"with --mismatch_bypass the ratio in --policy_loss {policy_loss} is already taken to the rollout's "
-        f"policy, and --mismatch_correction {found.correction} would weight by the same ratio again; give "
-        "--policy_loss gpg, or --mismatch_correction none",
+        f"with --mismatch_bypass, the ratio in --policy_loss {policy_loss} is already relative to the rollout's "
+        f"policy, so --mismatch_correction {found.correction} would weight by the same ratio again; set --policy_loss "
+        "gpg or --mismatch_correction none",
     )
     for name in ("level", "threshold_lower", "normalize"):
         mistakes.require(
             found.correction != "none" or not getattr(given, f"mismatch_{name}"),
             f"--mismatch_{name} {getattr(given, f'mismatch_{name}')} applies to the weights of a correction, but "
-            "--mismatch_correction is none; give --mismatch_correction truncate or mask, or leave "
-            f"--mismatch_{name} out",
+            f"--mismatch_correction is none; set --mismatch_correction truncate or mask, or remove --mismatch_{name}",
         )

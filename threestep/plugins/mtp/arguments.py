@@ -18,8 +18,8 @@ class MtpArguments:
 
     mtp_num_layers: int = flag(
         MtpSettings.layers,
-        "Number of modules (usually 1) in a multi-token-prediction head trained beside the model; 0 trains none. "
-        "If the model's folder already holds a head, also under the tensor names of public checkpoints, training "
+        "Number of modules (usually 1) in a multi-token-prediction head trained alongside the model; 0 trains none. "
+        "If the model's folder already contains a head (also under the tensor names of public checkpoints), training "
         "starts from it.",
         "layers >= 0",
         topic="model",
@@ -33,14 +33,14 @@ class MtpArguments:
     )
     mtp_final_norm: bool = flag(
         MtpSettings.final_norm,
-        "End each module in a norm before the output layer; false omits this norm, as in ERNIE-4.5, which vLLM "
-        "can also run beside a Llama.",
+        "End each module with a norm before the output layer; false omits this norm, as in ERNIE-4.5, which vLLM can "
+        "also run alongside a Llama model.",
         topic="model",
     )
     mtp_detach: bool = flag(
         MtpSettings.detach,
-        "Train the head beside the model and leave the model unchanged; false trains both on the sum of their "
-        "losses, as DeepSeek-V3 does, which changes the model (step 1 only).",
+        "Train only the head and leave the model unchanged; false trains both on the sum of their losses, as "
+        "DeepSeek-V3 does, which changes the model (step 1 only).",
         topic="policy",
     )
 
@@ -50,7 +50,7 @@ class MtpArguments:
         mistakes.require(
             self.mtp_detach,
             "--mtp_detach false also trains the model on the head's loss. In this step, that would make every "
-            "response more likely, whatever its score; train both jointly in step 1, or leave --mtp_detach out",
+            "response more likely, whatever its score; train both jointly in step 1, or remove --mtp_detach",
         )
 
     def settings(self) -> MtpSettings:

@@ -36,17 +36,17 @@ class HeadFeature(GuestFeature):
         """See `GuestFeature.reuse_obstacle`."""
         if not self.settings.layers:
             return None
-        return f"learns from forwards that keep no hidden states, but {self._flag} reads them", "leave one of them out"
+        return f"learns from forwards that keep no hidden states, but {self._flag} reads them", "remove one of them"
 
     def check_media(self, mistakes: Mistakes) -> None:
         """See `GuestFeature.check_media`."""
         rows, reader, instead = "rows", "the head", "use 0"
         if self._in_rollouts:
-            rows, reader, instead = "prompts", "it", "leave it out"
+            rows, reader, instead = "prompts", "it", "remove it"
         mistakes.require(
             not self.settings.layers,
-            f"{self._flag} does not work with {rows} that have images: {reader} reads token embeddings, which "
-            f"images do not have; {instead}",
+            f"{self._flag} does not work with {rows} that have images: {reader} uses token embeddings, which images "
+            f"do not have; {instead}",
         )
 
     def inside(self, path: str, model: Any, zero_stage: int, seed: int, *, ranks: Any) -> Mapping[str, nn.Module]:

@@ -82,7 +82,7 @@ def fill_head(head: MtpHead, stored: Mapping[str, torch.Tensor], where: str, oth
         expected, got = (list(of[wrong[0]]) if wrong[0] in of else "nothing" for of in (wanted, found))
         if all(name.endswith(FINAL_NORM) for name in wrong):
             value = "true" if got != "nothing" else "false"
-            otherwise = f"give --mtp_final_norm {value}"
+            otherwise = f"set --mtp_final_norm {value}"
         raise ThreestepError(
             f"'{where}': for {wrong[0]}, expected {expected}, got {got}; the head belongs to another model: {otherwise}"
         )

@@ -144,7 +144,7 @@ def _remove_final_norm(trunk: Any, name: str) -> None:
     if not isinstance(getattr(trunk, "norm", None), nn.Module):
         raise ThreestepError(
             f"--mtp_final_norm false needs a model whose final norm is called `norm`, but {name} has none of that "
-            "name; leave the flag out"
+            "name; remove the flag"
         )
     trunk.norm = nn.Identity()
 
@@ -174,7 +174,7 @@ def _check_fits(model: PreTrainedModel) -> None:
     if reason is not None:
         raise ThreestepError(
             f"--mtp_num_layers needs a model whose embeddings and output layer a head can share, but {name} is not "
-            f"one: {reason}; use another model family, or leave --mtp_num_layers out"
+            f"one: {reason}; use another model family, or remove --mtp_num_layers"
         )
 
 
@@ -196,8 +196,8 @@ def _check_same_block(model: PreTrainedModel, trunk: PreTrainedModel) -> None:
     if ours != theirs:
         differing = sorted(set(ours.items()) ^ set(theirs.items()))
         raise ThreestepError(
-            f"--mtp_num_layers builds a block like the model's last one, but for {type(model).__name__} they "
-            f"differ in {differing[0][0]}; use another model family, or leave --mtp_num_layers out"
+            f"--mtp_num_layers builds a block like the model's last one, but for {type(model).__name__} they differ "
+            f"in {differing[0][0]}; use another model family, or remove --mtp_num_layers"
         )
 
 

@@ -53,7 +53,7 @@ class PublicHead:
         # A head of ERNIE's form without a norm at its end is read as vLLM runs it: after the model's norm.
         if self.form.before_norm and has_norm:
             stored = after_the_norm(self.form, stored, self._models_norm(), depths)
-        fill_head(head, stored, f"{self.folder}: {self.names}", "give this model's original checkpoint")
+        fill_head(head, stored, f"{self.folder}: {self.names}", "pass this model's original checkpoint")
 
     def _models_norm(self) -> torch.Tensor:
         if _MODELS_NORM not in self.tensors:

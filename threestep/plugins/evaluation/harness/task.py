@@ -64,19 +64,20 @@ def _check(flags: Evaluated, harness: HarnessArguments) -> None:
         bool(harness.tasks), "harness expects --tasks (lm-evaluation-harness task names or task files), got none"
     )
     mistakes.require(
-        not flags.data.source.data_path, "--data_path is not used here, because each task names its data; leave it out"
+        not flags.data.source.data_path,
+        "--data_path is not used here, because each task specifies its own data; remove it",
     )
     mistakes.require(
         flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
-        "--rollout_engine is not used here, because lm_eval generates with transformers; leave it out",
+        "--rollout_engine is not used here, because lm_eval generates with transformers; remove it",
     )
     for group in (flags.data.split, flags.reward):
         for each in fields(group):
             given = getattr(group, each.name)
-            mistakes.require(given == each.default, f"--{each.name} {given} is not used here; leave it out")
+            mistakes.require(given == each.default, f"--{each.name} {given} is not used here; remove it")
     for name in ("baseline", "reward_model", "val_samples", "benchmark", "split"):
         given, default = getattr(flags.evaluation, name), EvaluateArguments.__dataclass_fields__[name].default
-        mistakes.require(given == default, f"--{name} {given} is not used here; leave it out")
+        mistakes.require(given == default, f"--{name} {given} is not used here; remove it")
     mistakes.raise_if_any()
 
 

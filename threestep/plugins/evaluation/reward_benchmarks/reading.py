@@ -75,7 +75,7 @@ def _best_of(row: Mapping[str, Any], where: str) -> Question:
                 f"{where}: expected an id of the form ref:N or tied:N in the subset {subset}, got '{row_id}'"
             )
         if row_id.startswith(TIED) and len(right) < 2:
-            raise ThreestepError(f"{where}: expected at least two correct responses to {row_id}, got {len(right)}")
+            raise ThreestepError(f"{where}: expected at least two correct responses for {row_id}, got {len(right)}")
     elif len(right) != 1:
         raise ThreestepError(f"{where}: expected one correct response in the subset {subset}, got {len(right)}")
     return Question(row_id, subset, prompt, (*right, *wrong), len(right))
@@ -87,7 +87,7 @@ FORMS: dict[str, Callable[[Mapping[str, Any], str], Question]] = {"rewardbench2"
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     _require(row, name, where)
     if not isinstance(row[name], str):
-        raise ThreestepError(f"{where}: expected '{name}' to be text, got {row[name]!r:.60}")
+        raise ThreestepError(f"{where}: expected '{name}' to be a string, got {row[name]!r:.60}")
     return row[name]
 
 
@@ -96,8 +96,8 @@ def _texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
     value = row[name]
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise ThreestepError(
-            f"{where}: expected '{name}' to be a list of texts, as in RewardBench 2, got {value!r:.60}; for pairs of "
-            "texts use --benchmark rewardbench"
+            f"{where}: expected '{name}' to be a list of strings, as in RewardBench 2, got {value!r:.60}; for pairs, "
+            "use --benchmark rewardbench"
         )
     return value
 

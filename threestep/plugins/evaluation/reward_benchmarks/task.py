@@ -76,12 +76,10 @@ def _check(flags: Evaluated) -> None:
             given = getattr(group, each.name)
             if each.name == "reward_replay" and asks(flags.evaluation.model_name_or_path):
                 continue
-            mistakes.require(given == each.default, f"--{each.name} {given} is not used here: {why}; leave it out")
+            mistakes.require(given == each.default, f"--{each.name} {given} is not used here: {why}; remove it")
     for name in ("baseline", "reward_model", "val_samples"):
         given, default = getattr(flags.evaluation, name), EvaluateArguments.__dataclass_fields__[name].default
-        mistakes.require(
-            given == default, f"--{name} {given} is not used here: a benchmark draws no responses; leave it out"
-        )
+        mistakes.require(given == default, f"--{name} {given} is not used here: no responses are generated; remove it")
     mistakes.raise_if_any()
 
 

@@ -45,7 +45,7 @@ class RewardEvaluationArguments:
 
     model_name_or_path: str = flag_of(
         ModelArguments,
-        "Reward model: a folder or a hub name of a sequence-classification model with one label (required).",
+        "Reward model: a folder or hub name of a sequence-classification model with one label (required).",
     )
     split: str = flag_of(ShownArguments, "Split of step 2's rows: eval or train.", default="eval", choices=SPLITS)
     score_file: str | None = flag(

@@ -85,8 +85,8 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaRead
             left_out[place] = str(reason)
         except TooLong as long:
             raise ThreestepError(
-                f"{path}, pair {place}: a text has {long.length_tokens} tokens, more than --max_seq_len {most}, with "
-                "--truncation error; raise --max_seq_len or change --truncation"
+                f"{path}, pair {place}: a text has {long.length_tokens} tokens, more than --max_seq_len {most}, and "
+                "--truncation error is set; raise --max_seq_len or change --truncation"
             ) from None
     return PairFile(rows, left_out, None if media is None else media.seen)
 
@@ -151,8 +151,8 @@ def _texts(path: str, raw: PromptRawDataset) -> tuple[list[str], ...]:
         for name, column, text in zip(_COLUMNS, columns, found, strict=True):
             if text is None:
                 raise ThreestepError(
-                    f"{path}, pair {place}: expected texts in prompt, chosen and rejected, got no {name}; name its "
-                    f"column with --{name}_column"
+                    f"{path}, pair {place}: expected strings in prompt, chosen and rejected, but {name} is missing; "
+                    f"name its column with --{name}_column"
                 )
             column.append(text)
     return columns

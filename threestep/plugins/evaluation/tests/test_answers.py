@@ -188,7 +188,7 @@ def test_a_reward_model_with_a_chat_template_reads_messages_alone(save_model, tm
     prompt, response = scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")
     assert tokenizer.decode(prompt) == "<|user|>Hi<|pad|><|assistant|>"
     assert tokenizer.decode(response) == "fig<|pad|>"
-    with pytest.raises(ThreestepError, match="reads conversations with its chat template, but its tokenizer differs"):
+    with pytest.raises(ThreestepError, match="formats conversations with its chat template, but its tokenizer differs"):
         scorer.ids_of_text("Human: Hi Assistant:", "fig")
     one_way = "{% for m in messages %}{{ loop.length }}<|{{ m.role }}|>{{ m.content }}<|pad|>{% endfor %}"
     tokenizer.chat_template = one_way + "{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -97,8 +97,8 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
     [
         ("winrate", "", "expected a task first, one of win_rate, .* got 'winrate'; did you mean 'win_rate'"),
         ("win_rate", "--reward length", "win_rate expects --baseline, the model to compare against, got none"),
-        ("gsm8k", "--baseline x", "--baseline is only for win_rate, not for gsm8k; leave it out"),
-        ("reward", "", "--reward includes `model`, which needs --reward_model, got none; add --reward_model, or use a"),
+        ("gsm8k", "--baseline x", "--baseline is only for win_rate, not for gsm8k; remove it"),
+        ("reward", "", "--reward includes `model`, which needs --reward_model; add it, or use a"),
         ("reward", "--split all", "--split expects one of eval, train, got 'all'"),
         ("gsm8k", "--per_device_eval_batch_size 0", "--per_device_eval_batch_size expects 1 or more"),
         ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
@@ -106,11 +106,11 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
         (
             "perplexity",
             "--val_samples 2",
-            "--val_samples 2 is not used here, because perplexity draws no answers; leave it out",
+            "--val_samples 2 is not used here, because perplexity generates no answers; remove it",
         ),
-        ("perplexity", "--rollout_engine vllm", "^--rollout_engine is not used here, because perplexity draws no"),
+        ("perplexity", "--rollout_engine vllm", "^--rollout_engine is not used here, because perplexity generates no"),
         ("gsm8k", "--dry_run", "--dry_run plans training memory, but evaluate does not train; remove it"),
-        ("gsm8k", "--val_samples 2 --temperature 0", "--val_samples 2 draws several answers, but --temperature 0"),
+        ("gsm8k", "--val_samples 2 --temperature 0", "--val_samples 2 samples several answers, but --temperature 0"),
         ("gsm8k", "--eval_fraction 0", "--split eval has no rows; raise --eval_fraction"),
     ],
 )

@@ -167,7 +167,9 @@ def test_what_is_saved_is_read_as_rows_with_images(sees, place, tmp_path):
 
 
 def test_what_reads_no_pictures_says_so(sees, asked, place):
-    with pytest.raises(ThreestepError, match="'.*model' cannot read images here: it is a text-only model, its folder"):
+    with pytest.raises(
+        ThreestepError, match="'.*model' does not support images here: it is a text-only model, its folder"
+    ):
         Talk([sees, asked], GREEDY, 1).attach(str(place / "red.png"))
     with pytest.raises(ThreestepError, match="expected a text-only causal language model, got an image-text model"):
         load_chat_model(str(place / "model"), None, DataArguments(), CPU, with_media=False)
@@ -236,7 +238,7 @@ def test_a_reward_model_that_sees_no_or_other_pixels_says_so(place, reward, why)
     talk = chatting(place, reward)
     answered(talk, "What?")
     assert talk.score(0) is not None  # of texts
-    with pytest.raises(ThreestepError, match=f"{reward}' {why}.*; to chat about images, leave --reward_model out"):
+    with pytest.raises(ThreestepError, match=f"{reward}' {why}.*; to chat about images, remove --reward_model"):
         talk.attach(str(place / "red.png"))
 
 
@@ -245,14 +247,14 @@ def test_files_that_are_no_pictures_are_told(sees, place, tmp_path, monkeypatch)
     (tmp_path / "x.png").write_bytes(b"text")
     for line, sentence in [
         ("/image", "/image expects an image file, got none; type /image FILE"),
-        (f"/image {tmp_path / 'none.png'}", "'.*none.png' cannot be read as a picture file: No such file or dir"),
-        (f"/image {tmp_path}", "'.*' cannot be read as a picture file: Is a directory; give another path"),
+        (f"/image {tmp_path / 'none.png'}", "'.*none.png' cannot be read as an image file: No such file or dir"),
+        (f"/image {tmp_path}", "'.*' cannot be read as an image file: Is a directory; use another file"),
         (f"/image {tmp_path / 'x.png'}", "'.*x.png': expected an image .*, got other bytes"),
     ]:
         with pytest.raises(ThreestepError, match=sentence):
             talk.command(line)
     monkeypatch.setattr(chat_images, "MOST_FILE_BYTES", 10)
-    with pytest.raises(ThreestepError, match="red.png': expected a picture of at most 10 bytes, got .*; store it"):
+    with pytest.raises(ThreestepError, match="red.png': expected an image of at most 10 bytes, got .*; make it"):
         open_picture(str(place / "red.png"))
     assert not talk.waiting
 
@@ -263,6 +265,6 @@ def test_the_page_takes_pictures_by_upload_alone(sees, place):
     same, columns = web._attach(lambda: talk, str(place / "red.png"), None)
     assert same is talk and columns[-1]["content"].startswith("red.png: 56 x 28 pixels")
     _, columns = web._attach(lambda: talk, str(place / "none.png"), talk)
-    assert columns[-1]["content"].endswith("No such file or directory; give another path")
+    assert columns[-1]["content"].endswith("No such file or directory; use another file")
     list(web.respond(talk, "What?"))
     assert web._columns(talk, "")[0][0]["content"].startswith("*red.png: 56 x 28 pixels")

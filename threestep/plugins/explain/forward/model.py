@@ -181,7 +181,7 @@ class RecordedModel:
         vocabulary = int(config.get_text_config().vocab_size)
         for ids in sequences:
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-                raise ThreestepError(f"token ids must be from 0 to {vocabulary - 1:,}, got {ids.min()} to {ids.max()}")
+                raise ThreestepError(f"token IDs must be from 0 to {vocabulary - 1:,}, got {ids.min()} to {ids.max()}")
         vocabulary = 1 if self._scores else vocabulary
         most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
         index: list[int] = []
@@ -356,11 +356,11 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
         if is_out_of_memory(problem):
             raise
         raise ThreestepError(
-            "an explanation needs a model that transformers builds from the record's configuration, got "
+            "an explanation needs a model that transformers can build from the record's configuration, got "
             f"{config.get('model_type')}: {problem}"
         ) from problem
     if config.get("quantization_config"):
-        raise ThreestepError("an explanation needs weights in floating point, got a quantized base")
+        raise ThreestepError("an explanation needs floating-point weights, got a quantized base")
     return module.eval()
 
 
@@ -375,7 +375,8 @@ def _check_layers(config: Mapping[str, Any], weights: int) -> None:
             _check_layers(value, weights)
         elif name in _LAYERS and isinstance(value, int) and not 1 <= value <= weights:
             raise ThreestepError(
-                f"the record's configuration has {value:,} layers ({name}), but the record has only {weights:,} weights"
+                f"the record's configuration has {value:,} layers ({name}), but the record has only {weights:,} "
+                "weight tensors"
             )
 
 

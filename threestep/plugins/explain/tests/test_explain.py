@@ -252,10 +252,10 @@ def test_another_models_numbers_are_refused():
     record = _drawn("sft").record
     other = {name: value * (1.3 if "lm_head" in name else 1.0) for name, value in record.state.items()}
     step = AuditedStep(replace(record, state=other))
-    with pytest.raises(ThreestepError, match="needs the recorded log-probabilities"):
+    with pytest.raises(ThreestepError, match="requires the recorded log-probabilities"):
         explain([step], Questions())
     record.ranks[0]["logprobs"] = np.where(record.ranks[0]["loss_mask"], -np.inf, 0.0)
-    with pytest.raises(ThreestepError, match="needs the recorded log-probabilities"):
+    with pytest.raises(ThreestepError, match="requires the recorded log-probabilities"):
         explain([AuditedStep(record)], Questions())
 
 
@@ -287,7 +287,7 @@ def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
     assert "what taught it" in said
     assert "<title>Explained: grpo, step 4" in (tmp_path / "out" / "explained.html").read_text()
     assert len(pandas.read_parquet(tmp_path / "out" / "tokens.parquet")) == len(_step("policy").tensor("token_ids"))
-    with pytest.raises(ThreestepError, match="of one step; leave them out"):
+    with pytest.raises(ThreestepError, match="of one step; remove them"):
         main([*own, "--step", "3"])
     with pytest.raises(ThreestepError, match="is not a folder"):
         main([str(tmp_path / "nothing"), "--step", "3"])

@@ -37,7 +37,7 @@ def _refuse(*_: Any) -> Any:
 
 def test_nothing_is_run_again_of_a_run_that_is_not_trusted(tmp_path):
     with pytest.raises(
-        ThreestepError, match="rerunning the step would run the run's own settings and code; give --trust_run"
+        ThreestepError, match="rerunning the step would run the run's own settings and code; add --trust_run"
     ):
         steps_of_run(tmp_path, [1], 1, work=tmp_path / "work", start=None)
 
@@ -193,8 +193,8 @@ def test_a_run_that_is_not_trusted_has_plain_files_alone_read(tmp_path):
     of_module = {"data_path": [plain], "dataset_module": [str(module)]}
     elsewhere = {"data_path": [plain, "jsonl:https://127.0.0.1:1/rows.jsonl"]}
     for own, words in (
-        (of_module, "module.py' (dataset_module); give --trust_run"),
-        (elsewhere, "is not a file on this machine; give --trust_run"),
+        (of_module, "module.py' (dataset_module); add --trust_run"),
+        (elsewhere, "is not a file on this machine; add --trust_run"),
         ({"data_path": [plain, "hub:owner/name"]}, "'hub:owner/name' is not a file on this machine"),
         ({"data_path": [f"jsonl:{pipe}"]}, "is not a regular file"),
         ({"data_path": 3}, "config.yaml, data_path: expects a valid list, got 3"),

@@ -172,7 +172,7 @@ def test_a_model_that_does_not_fit(tmp_path, free):
     free(7000)
     check(tmp_path)
     for asked, kept in (({"save_every": 1}, 0), ({"save_at_end": True}, 0), ({"save_epochs": 1.0}, 0), ({}, 1)):
-        with pytest.raises(ThreestepError, match="for its model and 0.0 MB for a checkpoint; free space, or give"):
+        with pytest.raises(ThreestepError, match="for its model and 0.0 MB for a checkpoint; free up space, or"):
             check(tmp_path, kept, **asked)
     free(0, total=0)  # a disk that tells nothing
     check(tmp_path, save_every=1)

@@ -192,11 +192,14 @@ ROPE = np.ones(8, dtype=np.float32)
             {"general.architecture": "mamba"},
             "holds a model of the family 'mamba'; GGUF files of llama, qwen2, qwen3 can",
         ),
-        ({"tokenizer.ggml.tokens": None}, "holds no tokenizer; give the model folder that the file was made from$"),
-        ({"tokenizer.ggml.model": "llama"}, "holds a tokenizer of the kind 'llama' that splits words as 'gpt-2'; read"),
+        ({"tokenizer.ggml.tokens": None}, "holds no tokenizer; pass the model folder that the file was made from$"),
+        (
+            {"tokenizer.ggml.model": "llama"},
+            "contains a tokenizer of the kind 'llama' that splits words as 'gpt-2', but",
+        ),
         (
             {"tokenizer.ggml.pre": "tekken"},
-            "of the kind 'gpt2' that splits words as 'tekken'; read are 'gpt2' with gpt-2,",
+            "of the kind 'gpt2' that splits words as 'tekken', but only 'gpt2' with gpt-2,",
         ),
         ({"llama.rope.scaling.type": "yarn"}, "does not read its settings llama.rope.scaling.type, so the model would"),
         ({"llama.attention.key_length": 99}, "does not read its settings llama.attention.key_length, so"),
@@ -206,7 +209,7 @@ ROPE = np.ones(8, dtype=np.float32)
         ),
         (
             {"split.count": 2},
-            "is one of 2 parts; join them with llama.cpp's llama-gguf-split --merge, or give the model",
+            "is one of 2 parts; join them with llama.cpp's llama-gguf-split --merge, or pass the model",
         ),
     ],
 )
@@ -223,10 +226,10 @@ def test_damaged_missing_and_split_files(tmp_path):
     for bytes_left in (10, 2000, path.stat().st_size - 100):
         (tmp_path / "cut.gguf").write_bytes(path.read_bytes()[:bytes_left])
         with pytest.raises(
-            ThreestepError, match=r"cut.gguf' is not a whole GGUF file \(.*\); download or copy it again"
+            ThreestepError, match=r"cut.gguf' is not a complete GGUF file \(.*\); download or copy it again"
         ):
             as_folder(str(tmp_path / "cut.gguf"))
-    with pytest.raises(ThreestepError, match=re.escape(f"'{tmp_path}' holds 2 GGUF files (cut.gguf, tiny.gguf); give")):
+    with pytest.raises(ThreestepError, match=re.escape(f"'{tmp_path}' holds 2 GGUF files (cut.gguf, tiny.gguf); pass")):
         as_folder(str(tmp_path))
     with pytest.raises(ThreestepError, match="the file '.*tinny.gguf' does not exist; did you mean '.*/tiny.gguf'"):
         as_folder(str(tmp_path / "tinny.gguf"))

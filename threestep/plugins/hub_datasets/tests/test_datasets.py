@@ -230,7 +230,7 @@ def test_the_version_changes_with_the_rows(tmp_path, flags):
 def test_json_files_that_are_not_there_or_have_a_wrong_row(tmp_path, flags):
     place = tmp_path / "local" / "jsonfile"
     place.mkdir(parents=True)
-    with pytest.raises(ThreestepError, match="local/jsonfile: '.*data/train.json' does not exist; give the folder"):
+    with pytest.raises(ThreestepError, match="local/jsonfile: '.*data/train.json' does not exist; pass the folder"):
         raw_dataset_of(str(place), flags(str(place)), seed=1)
     (place / "train.json").write_text('[{"prompt": "a"},\n {"prompt": 1}]')
     raw = raw_dataset_of(str(place), flags(str(place)), seed=1)

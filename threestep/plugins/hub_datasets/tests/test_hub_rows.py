@@ -206,7 +206,7 @@ def test_offline_the_cached_commit_is_read(cached, capsys):
 
 def test_offline_another_revision_or_nothing_cached_is_one_sentence(cached):
     with pytest.raises(
-        ThreestepError, match=f"at commit {TWO}, which is not known to be revision {ONE}; leave revision out"
+        ThreestepError, match=f"at commit {TWO}, which is not known to be revision {ONE}; remove revision"
     ):
         HubRows(f"own/rows,revision={ONE}", "data_path")
     with pytest.raises(ThreestepError, match="could not be loaded: .*; HF_HUB_OFFLINE is set: unset it, or download"):

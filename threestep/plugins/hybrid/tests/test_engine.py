@@ -80,7 +80,7 @@ def test_a_deepspeed_without_rollouts(monkeypatch):
 
     monkeypatch.delattr(deepspeed.runtime, "rollout", raising=False)
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.rollout", None)
-    with pytest.raises(ThreestepError, match="--rollout_engine hybrid needs a DeepSpeed with .*or use"):
+    with pytest.raises(ThreestepError, match="--rollout_engine hybrid needs a DeepSpeed version with .*or use"):
         HybridRollout()
 
 
@@ -99,5 +99,5 @@ def test_an_engine_that_only_pads_refuses_who_cannot():
     model, own = known("llama")
     assert HybridRollout().check(nullcontext(model), own) == []
     model, own = known("rwkv+unscaled")
-    with pytest.raises(ThreestepError, match="--rollout_engine hybrid draws with .* RwkvForCausalLM cannot: .* hf"):
+    with pytest.raises(ThreestepError, match="--rollout_engine hybrid uses .* RwkvForCausalLM cannot: .* hf"):
         HybridRollout().check(nullcontext(model), own)

@@ -68,8 +68,8 @@ class DecodedPictures(Sequence):
     def __getitem__(self, index: Any) -> Any:
         """A picture, or a list of those of a slice."""
         if isinstance(index, slice):
-            return [decoded(data, "a picture of the cache") for data in self.encoded[index]]
-        return decoded(self.encoded[index], "a picture of the cache")
+            return [decoded(data, "an image of the cache") for data in self.encoded[index]]
+        return decoded(self.encoded[index], "an image of the cache")
 
 
 def encoded(image: Image, where: str, most_pixels: int = MOST_PIXELS) -> bytes:
@@ -94,10 +94,10 @@ def _check(image: Image, where: str, most_pixels: int) -> None:
     width, height = image.size
     if width * height > most_pixels or width * height == 0:
         raise BadConversation(
-            f"{where}: expected an image of 1 to {most_pixels:,} pixels, got {width:,} x {height:,}; store it smaller"
+            f"{where}: expected an image of 1 to {most_pixels:,} pixels, got {width:,} x {height:,}; make it smaller"
         )
     if getattr(image, "is_animated", False):
-        raise BadConversation(f"{where}: expected one picture, got an animation ({image.format}); store one frame")
+        raise BadConversation(f"{where}: expected one image, got an animation ({image.format}); store one frame")
     if image.mode.split(";")[0] in _DEEP_MODES:
         raise BadConversation(
             f"{where}: expected 8 bits per channel, got an image of mode '{image.mode}', which RGB would clip; store "
@@ -129,5 +129,5 @@ def _in_a_sentence(where: str) -> Iterator[None]:
             reason = (str(error).splitlines() or [""])[0]
             raise BadConversation(
                 f"{where}: the image cannot be decoded ({type(error).__name__}: {reason:.100}); fix the file or "
-                "leave the row out"
+                "remove the row"
             ) from error

@@ -186,8 +186,8 @@ def _gemma3(config: Any, tokens: _Tokens) -> ImageFamily:
     def read(features: Mapping[str, Any]) -> ImageText:
         if int(features["num_crops"][0]):
             raise ThreestepError(
-                "the image processor splits pictures (do_pan_and_scan), but Gemma 3 is trained on whole ones; turn "
-                "it off in preprocessor_config.json"
+                "the image processor splits images (do_pan_and_scan), but Gemma 3 is trained on whole images; disable "
+                "this in preprocessor_config.json"
             )
         return ImageText(text, (run,))
 

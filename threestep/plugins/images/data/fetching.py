@@ -62,8 +62,7 @@ def _parts_of(url: str, where: str) -> tuple[str, str]:
         raise BadConversation(f"{where}: expected an address, got {url[:80]!r}: {error}") from error
     if parts.scheme != "https" or not host or port not in (None, 443) or parts.username or parts.password:
         raise BadConversation(
-            f"{where}: expected an https:// address of a public host, got {url[:80]!r}; store the picture beside the "
-            "data"
+            f"{where}: expected an https:// URL on a public host, got {url[:80]!r}; store the image next to the data"
         )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or any(sign <= " " for sign in path) or not host.isascii():

@@ -28,7 +28,7 @@ def data_url_bytes(url: str, most_bytes: int, where: str) -> bytes:
     if not comma:
         raise BadConversation(f"{where}: expected data:image/...;base64,..., got {url[:_SHOWN]!r} without a comma")
     if kind not in _KINDS and kind.partition("/")[0] not in _KINDS:
-        raise BadConversation(f"{where}: expected a picture, got a data URL of the type {kind[:_SHOWN]!r}")
+        raise BadConversation(f"{where}: expected an image, got a data URL of the type {kind[:_SHOWN]!r}")
     if "base64" in parameters:
         return base64_bytes(unquote_to_bytes(body) if "%" in body else body, most_bytes, where)
     _check_length(body, 3 * most_bytes, where)
@@ -43,7 +43,7 @@ def base64_bytes(text: str | bytes, most_bytes: int, where: str) -> bytes:
         signs = b"".join((text.encode("ascii") if isinstance(text, str) else text).split()).rstrip(b"=")
         return base64.b64decode(signs.translate(_STANDARD) + b"=" * (-len(signs) % 4), validate=True)
     except (UnicodeEncodeError, binascii.Error) as error:
-        raise BadConversation(f"{where}: expected a picture in base64, but it cannot be decoded: {error}") from error
+        raise BadConversation(f"{where}: expected a base64-encoded image, but it cannot be decoded: {error}") from error
 
 
 _STANDARD = bytes.maketrans(b"-_", b"+/")
@@ -51,4 +51,4 @@ _STANDARD = bytes.maketrans(b"-_", b"+/")
 
 def _check_length(text: str | bytes, most: int, where: str) -> None:
     if len(text) > most:
-        raise BadConversation(f"{where}: expected a picture of at most {most:,} characters, got {len(text):,}")
+        raise BadConversation(f"{where}: expected an image of at most {most:,} characters, got {len(text):,}")

@@ -82,7 +82,7 @@ def _read(message: Message, split_tags: bool, where: str) -> Message:
     if message.get("role") == "assistant" and any(map(is_image_part, read)):
         raise BadConversation(
             f"{where}: an image in an assistant message: a model learns to write text only; move it to an earlier "
-            "message, or leave the row out"
+            "message, or remove the row"
         )
     return {**message, "content": read}
 

@@ -91,12 +91,12 @@ class ImageReader:
         except Exception as error:  # whatever a processor raises
             raise BadConversation(
                 f"{where}: an image of {picture.width} x {picture.height} pixels cannot be prepared for the model: "
-                f"{first_line(error)}; store it in another shape, or leave the row out"
+                f"{first_line(error)}; store it in another shape, or remove the row"
             ) from error
 
     def pixels(self, data: bytes) -> ImagePixels:
         """The input of a vision tower for one encoded picture."""
-        return pixels_of_picture(self._features(decoded(data, "a picture of the cache")))
+        return pixels_of_picture(self._features(decoded(data, "an image of the cache")))
 
     def _features(self, picture: Any) -> Mapping[str, Any]:
         return self._processor(images=[picture], return_tensors="np", **self.family.asked)
@@ -111,8 +111,8 @@ class ImageReader:
         own = text.text if self._own is None else self._own.replace_image_token(features, 0)
         if own != text.text:
             raise ThreestepError(
-                f"an image of {width} x {height} pixels: the model's config.json gives {text.tokens} tokens, but "
-                f"{type(self._own).__name__} with the folder's preprocessor_config.json gives "
+                f"for an image of {width} x {height} pixels, the model's config.json implies {text.tokens} tokens, "
+                f"but {type(self._own).__name__} with the folder's preprocessor_config.json produces "
                 f"{own.count(self.family.placeholder)}; the two files are from different models"
             )
         return text
@@ -138,7 +138,8 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
         raise _unreadable(name_or_path, error) from error
     except ImportError as error:
         raise ThreestepError(
-            f"'{name_or_path}' reads images, which needs Pillow: pip install pillow ({first_line(error)})"
+            f"'{name_or_path}' supports images, which requires Pillow; install it: pip install pillow "
+            f"({first_line(error)})"
         ) from error
     except Exception as error:  # each value of the file has an error of its own
         raise _unreadable(name_or_path, error) from error

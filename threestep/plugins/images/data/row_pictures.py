@@ -65,8 +65,8 @@ class RowPictures:
         self._check_texts(parts.messages, where)
         if self.reader.family.one_picture and len(parts.images) > 1:
             raise BadConversation(
-                f"{where}: expected at most one image, got {len(parts.images)}: {self.reader.model_type} reads rows "
-                "with several images in a way that cannot be trained here; leave such rows out, or use another model "
+                f"{where}: expected at most one image, got {len(parts.images)}: {self.reader.model_type} handles rows "
+                "with several images in a way that cannot be trained here; remove such rows, or use another model "
                 "family"
             )
         root = None if folder is None else Path(folder)
@@ -89,7 +89,7 @@ class RowPictures:
                 if any(isinstance(text, str) and token in text for text in texts):
                     raise BadConversation(
                         f"{where}, message {number}: the text contains {token}, the token that stands for images in "
-                        "this model; give an image as a part of the message, or as <image> in its text with a column "
+                        "this model; put the image in the message as a part, or as <image> in its text with a column "
                         "'images'"
                     )
 
@@ -102,8 +102,8 @@ class RowPictures:
         count = sum(piece.text.count(written) for piece in pieces)
         if count != len(images):
             raise BadConversation(
-                f"{where}: expected the chat template to write {written} for each of {len(images)} images, got "
-                f"{count}; it must write parts of the type 'image'"
+                f"{where}: expected the chat template to render {written} for each of {len(images)} images, got "
+                f"{count}; it must render parts of the type 'image'"
             )
         waiting = iter(images)
         expanded = []

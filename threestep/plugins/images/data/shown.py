@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.documents import MediaSpan
 
 _LONGEST_SIDE = 256  # pixels, of a picture on a page
-_WHERE = "a picture of the cache"
+_WHERE = "an image of the cache"
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def _inside(value: Any, where: str) -> Any:
 
 def _text_of(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise BadConversation(f"{where}: expected a picture in base64 as text, got {kind_of(value)}")
+        raise BadConversation(f"{where}: expected a base64-encoded image as a string, got {kind_of(value)}")
     return value.partition(",")[2] if is_data_url(value) else value
 
 
@@ -85,8 +85,8 @@ def _read(path: str | bytes, folder: Path | None, where: str) -> bytes:
         raise BadConversation(f"{where}: expected a path, got {path!r:.60}")
     if _ADDRESS.match(path):
         raise BadConversation(
-            f"{where}: expected a path inside the data's folder, got the address {path[:60]!r}; addresses are "
-            "fetched only with --allow_image_urls: add it, or store the pictures beside the data"
+            f"{where}: expected a path inside the data's folder, got the URL {path[:60]!r}; URLs are fetched only "
+            "with --allow_image_urls: add it, or store the images next to the data"
         )
     if folder is None:
         raise BadConversation(
@@ -122,5 +122,5 @@ def _bounded(data: bytes, where: str) -> bytes:
 def _check_bytes(count: int, where: str) -> None:
     if count > MOST_FILE_BYTES:
         raise BadConversation(
-            f"{where}: expected an image of at most {MOST_FILE_BYTES:,} bytes, got {count:,}; store it smaller"
+            f"{where}: expected an image of at most {MOST_FILE_BYTES:,} bytes, got {count:,}; make it smaller"
         )

@@ -114,7 +114,7 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
     form = tuple(made.pooler_output.shape[1:-1]) if isinstance(made.pooler_output, torch.Tensor) else None
     reader = FeatureReader(model, trained[0] if trained else None, form)
     if shared is not None and not torch.equal(reader.features(example), shared.features(example)):
-        return "its tower computes different features for a picture"
+        return "its tower computes different features for an image"
     setattr(model, FEATURE_READER, reader)
     return None
 

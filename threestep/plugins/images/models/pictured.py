@@ -133,7 +133,7 @@ def read_pictured(model: Any, images: RowImages) -> PicturedForward:
         raise
     except Exception as problem:
         raise ThreestepError(
-            f"{type(model).__name__} cannot be read: its own forward pass on a row with images fails "
+            f"{type(model).__name__} cannot be used with images: its own forward pass on a row with images failed "
             f"({type(problem).__name__}: {first_line(problem)}); use the processor that the model was made with, or "
             "another model family"
         ) from problem

@@ -48,13 +48,13 @@ def open_picture(given: str) -> Picture:
     try:
         if path.stat().st_size > MOST_FILE_BYTES:
             raise ThreestepError(
-                f"'{given}': expected a picture of at most {MOST_FILE_BYTES:,} bytes, got {path.stat().st_size:,}; "
-                "store it smaller"
+                f"'{given}': expected an image of at most {MOST_FILE_BYTES:,} bytes, got {path.stat().st_size:,}; "
+                "make it smaller"
             )
         data = path.read_bytes()
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
-        raise ThreestepError(f"'{given}' cannot be read as a picture file: {reason}; give another path") from problem
+        raise ThreestepError(f"'{given}' cannot be read as an image file: {reason}; use another file") from problem
     decoded(data, f"'{given}'")
     return Picture(path, data)
 

@@ -44,11 +44,11 @@ def why_unscored(
     if reader is None:
         return f"the reward model '{name_or_path}' reads only text, or its folder has no image processor"
     if not all(same_tokenizer(tokenizer, own) for own, _ in sides):
-        return f"the reward model '{name_or_path}' has a different tokenizer from the model that answers about pictures"
+        return f"the reward model '{name_or_path}' has a different tokenizer from the model that answers about images"
     if any(reader.parts() != own.parts() for _, own in sides):
         return (
             f"the reward model '{name_or_path}' has different image processor settings (preprocessor_config.json) "
-            "from the model that answers about pictures"
+            "from the model that answers about images"
         )
     return None
 

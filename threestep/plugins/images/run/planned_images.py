@@ -37,7 +37,7 @@ class PlannedImages:
 
     @property
     def sentence(self) -> str:
-        return f"pictures: assumes {self.most:,} image tokens per forward pass; fewer need less memory"
+        return f"images: assumes {self.most:,} image tokens per forward pass; fewer need less memory"
 
     def times(self, of_one: float) -> int:
         """Bytes of all pictures of a forward, from those of one."""
@@ -50,7 +50,7 @@ class PlannedImages:
     def kept(self, added: AddedFlags) -> MemoryLine:
         """See `PlannedMedia`."""
         most_mb = added.of(ImageArguments).kept_image_features_mb
-        return MemoryLine("pictures: kept features", 0, most_mb * 2**20)
+        return MemoryLine("images: kept features", 0, most_mb * 2**20)
 
     def lines(self, model: Any, gradient_checkpointing: bool = False, beside: int | None = None) -> list[MemoryLine]:
         """Return what pictures add to a forward of `model`, a model on the meta device; nothing of one of text.
@@ -71,9 +71,9 @@ class PlannedImages:
         activations = max(self.times(saved), self.times(block) - (beside or 0))
         embedded = self.tokens * model.config.get_text_config().hidden_size * size
         return [
-            MemoryLine("pictures: pixels", own * self.at_once // self.tokens),
-            MemoryLine("pictures: embeddings", self.times(embedded)),
-            MemoryLine("pictures: activations of tower and projector", activations),
+            MemoryLine("images: pixels", own * self.at_once // self.tokens),
+            MemoryLine("images: embeddings", self.times(embedded)),
+            MemoryLine("images: activations of tower and projector", activations),
         ]
 
 

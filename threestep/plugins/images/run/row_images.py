@@ -66,7 +66,7 @@ def with_kept_features(
     reason = why_not_kept(kept, model, read, engine.ranks.device)
     if reason is not None:
         raise ThreestepError(
-            f"--kept_image_features_mb {most_mb} does not work with this {type(model).__name__}: {reason}; leave it out"
+            f"--kept_image_features_mb {most_mb} does not work with this {type(model).__name__}: {reason}; remove it"
         )
     return kept
 
@@ -120,8 +120,8 @@ def kept_for_readers(
         if reason is None:
             found.append(name)
         else:
-            log(f"the {name} reads pixels instead of kept features: {reason}", is_main)
-    log(f"keeping up to {most_mb} MiB of picture features for: {', '.join(found)}", is_main)
+            log(f"the {name} runs on pixels instead of kept features: {reason}", is_main)
+    log(f"keeping up to {most_mb} MiB of image features for: {', '.join(found)}", is_main)
     return stored
 
 

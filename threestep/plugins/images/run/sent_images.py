@@ -55,28 +55,28 @@ class SentImages:
         """See `SentMedia`. given: fields of the chunk, the picture as bytes or in base64."""
         if kind == _POINTER:
             raise ThreestepError(
-                f"{where}: an {_POINTER} is not supported, because no addresses are fetched and no paths of this "
-                "machine are read for clients; send the picture itself as an ImageChunk"
+                f"{where}: an {_POINTER} is not supported, because the server fetches no URLs and reads no local "
+                "files for clients; send the image itself as an ImageChunk"
             )
         if kind != _IMAGE:
             raise ThreestepError(f"{where}: expected encoded_text or image, got {kind:.60}")
         for name in given:
             if name not in _FIELDS:
-                raise ThreestepError(f"{where}: '{name:.60}' is not supported for images; leave it out")
+                raise ThreestepError(f"{where}: '{name:.60}' is not supported for images; remove it")
         data, expected = _bytes_of(given.get("data"), where), given.get("expected_tokens")
         if expected is not None and type(expected) is not int:
             raise ThreestepError(f"{where}: expected_tokens expects a whole number, got {expected!r:.60}")
         size = picture_size(data, where)
         if _FORMATS.get(str(given.get("format"))) != size.format:
             raise ThreestepError(
-                f"{where}: format must be {' or '.join(_FORMATS)}, matching the picture, got "
-                f"{given.get('format')!r:.60} for a picture in {size.format}; give the picture's own format"
+                f"{where}: format must be {' or '.join(_FORMATS)}, matching the image, got "
+                f"{given.get('format')!r:.60} for a {size.format} image; set the image's own format"
             )
         medium = self._decoding.submit(self._read, data, where).result()
         if expected not in (None, len(medium.ids)):
             raise ThreestepError(
-                f"{where}: expected_tokens expects {len(medium.ids)}, the tokens that the model reads for a picture "
-                f"of {size.width} x {size.height} pixels, got {expected}; count with the image processor of the "
+                f"{where}: expected_tokens must be {len(medium.ids)}, the number of tokens that the model uses for an "
+                f"image of {size.width} x {size.height} pixels, got {expected}; count with the image processor in the "
                 "model's own folder"
             )
         return medium
@@ -86,7 +86,7 @@ class SentImages:
             text = self._reader.text_of(data, where)
         except MemoryError as problem:
             raise ThreestepError(
-                f"{where}: there is not enough memory to decode the picture; send a smaller one"
+                f"{where}: there is not enough memory to decode the image; send a smaller one"
             ) from problem
         ids = self._tokenizer(text.text, add_special_tokens=False)["input_ids"]
         spans = RowPictures(self._reader, HeldMedia()).spans(ids, [RowPicture(0, text, "")], where)
@@ -107,7 +107,7 @@ def _bytes_of(given: Any, where: str) -> bytes:
         try:
             given = base64.b64decode(given, validate=True)
         except (binascii.Error, ValueError) as problem:
-            raise ThreestepError(f"{where}: data expects a picture in base64, got other text") from problem
+            raise ThreestepError(f"{where}: data expects a base64-encoded image, got other text") from problem
     if not isinstance(given, bytes):
-        raise ThreestepError(f"{where}: data expects the bytes of a picture, got {type(given).__name__}")
+        raise ThreestepError(f"{where}: data expects the bytes of an image, got {type(given).__name__}")
     return image_bytes(given, None, where)

@@ -99,7 +99,7 @@ def test_refused_data_are_shown_and_end_it_as_they_would_end_a_run(run, capsys):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--prompt_style=chat_template", "--prompt_style chat_template needs --model_name_or_path; give a"),
+        ("--prompt_style=chat_template", "--prompt_style chat_template needs --model_name_or_path; pass a"),
         ("--chat_template_kwargs={}", "--chat_template_kwargs needs --model_name_or_path"),
         ("--parallel_thinking", "--parallel_thinking needs --model_name_or_path"),
         ("--phase=4", "--phase expects one of all, 1, 2, 3, got '4'"),

@@ -113,7 +113,7 @@ def test_a_refused_phase_is_told_and_refuses_all_only_where_every_phase_is(look)
     assert [phase.refused is None for phase in account.phases] == [True, False, False] and account.refused is None
     assert "step 2 needs prompts, but this is plain text" in str(look(rows, [2]).refused)
     nothing = look(QUESTIONS, [2], data_split="1,0,0")
-    assert nothing.refused == "step 2 gets no rows: --data_split 1,0,0 gives it none"
+    assert nothing.refused == "step 2 gets no rows: --data_split 1,0,0 assigns it none"
     unpaired = look([{**row, "rejected": None} for row in QUESTIONS], [2])
     assert str(unpaired.refused).startswith("step 2 has no training rows: all are dropped (")
 

@@ -144,11 +144,11 @@ def test_text_marks_loss_by_brackets_where_no_terminal_is_and_counts(text):
         ("--split=test", "--split expects one of train, eval, got 'test'"),
         ("--rows=-1", "--rows expects 0 or more, got -1"),
         ("--first=-1", "--first expects 0 or more, got -1"),
-        ("--first=9", "--first expects less than 1, the number of rows in the train split, got 9; lower it"),
+        ("--first=9", "--first must be less than 1, the number of rows in the train split, got 9; lower it"),
         ("--max_answer_seq_len=0", "--max_answer_seq_len expects 1 or more, got 0"),
         ("--tokenizer=", "--tokenizer expects a folder or hub name, got nothing"),
         ("--tokenizer=./nowhere", "the model folder './nowhere' does not exist"),
-        ("--phase=unsupervised --split=eval", "unsupervised text has only training rows; leave --split out"),
+        ("--phase=unsupervised --split=eval", "unsupervised text has only training rows; remove --split"),
     ],
 )
 def test_mistakes_are_said(arguments, flag, message):
@@ -178,5 +178,5 @@ def test_a_page_has_the_rows_with_their_masks(arguments, tmp_path, capsys):
     assert "<mark> So long" in page and "<mark>Hello" not in page and "<script" not in page
     with pytest.raises(ThreestepError, match="^--html expects a file, got '.*', which is a folder; choose another$"):
         preview.main([*arguments(rows, "1"), f"--html={tmp_path}"])
-    with pytest.raises(ThreestepError, match="--html .* writes only texts and masks; leave --json"):
+    with pytest.raises(ThreestepError, match="--html .* writes only text and masks; remove --json"):
         preview.main([*arguments(rows, "1"), f"--html={file}", "--json"])

@@ -107,7 +107,7 @@ GIVEN = {"judge": {"model": "tiny", "base_url": "http://h/v1", "rubric": "x"}, "
         ("server", {"seconds": 0}, "seconds must be a number of seconds above 0, got 0"),
         ("server", {"retries": "3"}, "retries expects a whole number, got '3'"),
         ("server", {"concurrency": True}, "concurrency expects a whole number, got True"),
-        ("server", {"most_tokens": 9}, "most_tokens limits what a judge writes"),
+        ("server", {"most_tokens": 9}, "most_tokens limits what a judge generates"),
         ("server", {"key_file": "a", "key_variable": "B"}, "key_variable and key_file both specify the key"),
         ("server", '{"batch": 1}', "has no setting 'url'; add it"),
         ("server", '["http://h/x"]', "expects settings as NAME: VALUE, got list"),

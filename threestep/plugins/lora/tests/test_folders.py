@@ -61,8 +61,8 @@ def test_the_tokenizer_is_the_adapters_or_else_the_bases(save_folder, tmp_path):
     [
         ("/no/where", "is an adapter of the model '/no/where', but there is no such folder in the working"),
         ("../runs/step1/model", "there is no such folder in .* or next to the adapter; set base_model"),
-        (None, "is an adapter without a base model, got None; set base_model_name_or_path in .* to the model it"),
-        ("", "without a base model, got ''"),
+        (None, "is an adapter, but its base model is None; set base_model_name_or_path in .* to the model it"),
+        ("", "but its base model is ''"),
         (
             "no/such-model",
             r"no base of the adapter '.*/adapter' \(not a folder .* could be loaded from 'no/such-model': ",

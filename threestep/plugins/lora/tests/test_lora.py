@@ -185,7 +185,7 @@ OTHERS = {
 def test_other_fields_are_refused_by_name(name):
     given = config()
     setattr(given, name, OTHERS[name])
-    with pytest.raises(ThreestepError, match=rf"^peft_config\.{name} expects .*; leave it out$"):
+    with pytest.raises(ThreestepError, match=rf"^peft_config\.{name} expects .*; remove it$"):
         flags_of_adapters(given, "sft", {})
 
 
@@ -213,7 +213,7 @@ def test_every_field_that_differs_counts():
         (config(inference_mode=True), {}, "^peft_config.inference_mode expects False, got True, which trains nothing$"),
         (config(task_type="SEQ_CLS"), {}, "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; set"),
         ({"r": 3}, {}, "^peft_config expects a peft.LoraConfig, got dict; other adapter kinds are not supported$"),
-        (config(), {"lora_dim": 3}, "^peft_config and lora_dim set the same thing; leave one out$"),
+        (config(), {"lora_dim": 3}, "^peft_config and lora_dim set the same thing; remove one$"),
     ],
 )
 def test_mistakes_of_pefts_settings(given, beside, sentence):
@@ -532,5 +532,5 @@ def test_the_critics_path_is_the_reward_models_alone():
         ThreestepError, match="^no reward is set; .* or set --critic_model_name_or_path to a reward model"
     ):
         names_of("", "model")
-    with pytest.raises(ThreestepError, match="needs a critic, but --advantage rloo has none; drop"):
+    with pytest.raises(ThreestepError, match="needs a critic, but --advantage rloo uses none; drop"):
         names_of("c", "model", "rloo")

@@ -113,7 +113,7 @@ def test_half_of_a_tied_pair_is_refused(adapter, config):
     folder, _ = adapter(peft.LoraConfig(**{**LORA, **config}), tie_word_embeddings=True)
     if "target_modules" in config:  # PEFT saves the base's embeddings beside it
         rewritten(folder, lambda tensors: {name: value for name, value in tensors.items() if "lora_" in name})
-    words = "(merging this adapter .kind LORA. into .* changes the output by|ties to it; merge them with PEFT)"
+    words = "(merging this adapter .kind LORA. into .* changes the output by|ties to it; merge the adapter with PEFT)"
     with pytest.raises(ThreestepError, match=words):
         load(folder)
 

@@ -59,15 +59,15 @@ def test_the_defaults_are_sound_and_do_nothing():
         ),
         (
             {"mismatch_rejected": "leave"},
-            "--mismatch_rejected leave needs .* or --mismatch_veto, but neither is given; add",
+            "--mismatch_rejected leave needs .* or --mismatch_veto, but neither is set; add",
         ),
         (
             {"mismatch_recipe": "bypass_pg_is", "mismatch_normalize": True},
-            "--mismatch_normalize needs figures of the whole optimizer step, but --mismatch_bypass weights",
+            "--mismatch_normalize needs statistics of the whole optimizer step, but --mismatch_bypass weights",
         ),
         (
             {"mismatch_bypass": True, "mismatch_veto": 0.1, "mismatch_rejected": "leave"},
-            "--mismatch_rejected leave needs figures of the whole optimizer step, but --mismatch_bypass",
+            "--mismatch_rejected leave needs statistics of the whole optimizer step, but --mismatch_bypass",
         ),
         ({"mismatch_threshold": 1.0}, "--mismatch_threshold expects more than 1, got 1.0"),
         ({"mismatch_correction": "clip"}, "--mismatch_correction expects one of none, truncate, mask, got 'clip'"),
@@ -93,7 +93,7 @@ def test_the_page_has_the_recipe(name):
 
 
 WEIGHS_AGAIN = (
-    "with --mismatch_bypass the ratio in --policy_loss ppo is already taken to the rollout's policy, and --mi"
+    "with --mismatch_bypass, the ratio in --policy_loss ppo is already relative to the rollout's policy, so --m"
 )
 
 
@@ -106,7 +106,7 @@ WEIGHS_AGAIN = (
         ({"mismatch_recipe": "bypass_pg_is", "policy_loss": "gppg"}, None),  # noted with the other names
         (
             {"mismatch_level": "sequence"},
-            "--mismatch_level sequence applies to the weights of a correction, but --mismatch_correction is none; give",
+            "--mismatch_level sequence applies to the weights of a correction, but --mismatch_correction is none; set",
         ),
         ({"mismatch_level": "sequence", "rollout_engine": "vllm"}, None),  # corrected by default
         ({"mismatch_bypass": True, "rollout_engine": "vllm"}, WEIGHS_AGAIN),

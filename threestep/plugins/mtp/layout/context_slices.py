@@ -46,7 +46,7 @@ def zigzag_slice(
         if pad_value is None:
             raise ThreestepError(
                 f"{length} tokens cannot be divided into {2 * ranks} chunks for {ranks} ranks; pad them to "
-                f"{length + missing}, or give a pad_value"
+                f"{length + missing}, or pass a pad_value"
             )
         shape = list(tensor.shape)
         shape[dim] = missing

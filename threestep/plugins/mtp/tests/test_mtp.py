@@ -68,8 +68,8 @@ def test_without_a_head_nothing_is_asked():
     ("layers", "in_rollouts", "why"),
     [
         (0, False, None),
-        (1, False, "with rows that have images: the head reads token embeddings, .* do not have; use 0"),
-        (1, True, "with prompts that have images: it reads token embeddings, .* do not have; leave it out"),
+        (1, False, "with rows that have images: the head uses token embeddings, .* do not have; use 0"),
+        (1, True, "with prompts that have images: it uses token embeddings, .* do not have; remove it"),
     ],
 )
 def test_a_head_reads_texts_alone(layers, in_rollouts, why):
@@ -97,7 +97,7 @@ def test_forwards_that_keep_no_states_are_not_learned_from():
     flags = ppo_flags(**PATHS, mtp_num_layers=1)
     said = why_apart(FORWARDS, flags, checked_components(flags).algorithm) or ""
     assert said.startswith("true learns from forwards that keep no hidden states")
-    sentence = "--reuse_forwards .*keep no hidden states, but --mtp_num_layers 1 reads them; leave one of"
+    sentence = "--reuse_forwards .*keep no hidden states, but --mtp_num_layers 1 reads them; remove one of"
     with pytest.raises(ThreestepError, match=sentence):
         checked_components(ppo_flags(**PATHS, reuse_forwards=True, mtp_num_layers=1))
 

@@ -166,8 +166,8 @@ def test_what_cannot_be_read_is_the_clients_error_and_nothing_is_lost(running, c
     before = client.forward([good], "cross_entropy").result().metrics["loss:sum"]
     cases = [
         ({"data": b"x"}, "datum 0: model_input, chunk 1: expected an image .*, got other bytes"),
-        ({"format": "jpeg"}, "format must be png or jpeg, matching the picture, got 'jpeg' for a picture in PNG"),
-        ({"expected_tokens": 5}, "expected_tokens expects 6, .* a picture of 84 x 56 pixels, got 5"),
+        ({"format": "jpeg"}, "format must be png or jpeg, matching the image, got 'jpeg' for a PNG image"),
+        ({"expected_tokens": 5}, "expected_tokens must be 6, .* an image of 84 x 56 pixels, got 5"),
     ]
     for change, sentence in cases:
         bad = datum_of(seen, *EXAMPLES[0])

@@ -141,7 +141,7 @@ def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(fl
     ("more", "sentence"),
     [
         ("--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
-        ("--reward model", "--reward includes `model`, which needs --reward_model, got none; add --reward_model"),
+        ("--reward model", "--reward includes `model`, which needs --reward_model; add it"),
         ("--reward_model x", "--reward_model x is for `model` in --reward, but --reward is .*longest; add"),
         ("--temperature 0", "--num_samples_per_prompt 4 generates several responses, but --temperature 0 makes them"),
         ("--keep_best 5", r"--keep_best expects at most --num_samples_per_prompt \(4\), got 5; lower it"),

@@ -57,8 +57,8 @@ def test_the_published_forms(tmp_path):
 @pytest.mark.parametrize(
     ("benchmark", "row", "sentence"),
     [
-        ("rewardbench2", PAIR, "row 1: expected 'chosen' to be a list of texts, as in RewardBench 2, got 'No.'; for"),
-        ("rewardbench", BEST, "row 1: expected 'chosen' to be text, got "),
+        ("rewardbench2", PAIR, "row 1: expected 'chosen' to be a list of strings, as in RewardBench 2, got 'No.'; for"),
+        ("rewardbench", BEST, "row 1: expected 'chosen' to be a string, got "),
         ("rewardbench", {"prompt": "x"}, "row 1: expected a column 'chosen', got .*prompt"),
         ("rewardbench2", {**BEST, "num_correct": 2}, "row 1: num_correct is 2, but the row lists 1 such resp"),
         ("rewardbench2", {**BEST, "total_completions": 5}, "total_completions is 5, but the row lists 4 such"),
@@ -144,7 +144,7 @@ def test_long_texts_are_cut_from_the_right(flags, tmp_path, monkeypatch, capsys)
         (["--benchmark", "rewardbench3"], "--benchmark expects one of rewardbench2, rewardbench, got 'rewardbench3'"),
         (["--eval_fraction", "0.5"], "--eval_fraction 0.5 is not used here: a benchmark uses all rows of its files"),
         (["--reward", "length"], "--reward length is not used here: the model to evaluate is --model_name_or_path"),
-        (["--val_samples", "2"], "--val_samples 2 is not used here: a benchmark draws no responses; leave it out"),
+        (["--val_samples", "2"], "--val_samples 2 is not used here: no responses are generated; remove it"),
     ],
 )
 def test_mistakes(flags, words, sentence):
@@ -158,7 +158,7 @@ def test_a_benchmark_is_named_for_reward_models_alone(flags):
         ThreestepError, match="^reward_model expects --benchmark with one of rewardbench2, rewardbench,"
     ):
         evaluate.main(without)
-    with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, not for gsm8k; leave it"):
+    with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, not for gsm8k; remove it"):
         evaluate.main(["gsm8k", *flags[1:]])
 
 

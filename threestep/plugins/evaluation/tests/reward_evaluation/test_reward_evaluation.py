@@ -118,8 +118,8 @@ def test_a_missing_text_names_pair_and_flag(write, tiny_tokenizer, name):
     with pytest.raises(ThreestepError) as caught:
         read_pairs(path, DataArguments(), tiny_tokenizer)
     assert str(caught.value) == (
-        f"{path}, pair 2: expected texts in prompt, chosen and rejected, got no {name}; name its column with "
-        f"--{name}_column"
+        f"{path}, pair 2: expected strings in prompt, chosen and rejected, but {name} is missing; name its column "
+        f"with --{name}_column"
     )
 
 

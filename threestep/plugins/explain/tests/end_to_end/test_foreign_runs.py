@@ -48,7 +48,7 @@ def test_explain_runs_no_module_of_a_record(foreign: Path, tmp_path: Path):
     found = outcome(lambda: explain.main([record, "--out", str(tmp_path / "out")]))
     assert found.code == 0, found.said
     assert not (tmp_path / "ran").exists()
-    assert "give --trust_run if you trust the run" in (tmp_path / "out" / "explained.html").read_text()
+    assert "add --trust_run if you trust the run" in (tmp_path / "out" / "explained.html").read_text()
     found = outcome(lambda: explain.main([record, "--out", str(tmp_path / "out"), "--trust_run"]))
     assert (tmp_path / "ran").exists(), found.said
 
@@ -65,7 +65,10 @@ def test_explain_runs_no_code_of_a_tokenizer_and_asks_nobody(foreign: Path, tmp_
     assert found.code in (0, 2), found.said
     _change(foreign / "model" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", None]})
     found = outcome(lambda: explain.main([record, "--out", out]))
-    assert found.code == 2 and "has its own Python code, which is not run; give another with --tokenizer" in found.said
+    assert (
+        found.code == 2
+        and "has its own Python code, which is not run by default; choose another with --tokenizer" in found.said
+    )
     assert not (tmp_path / "ran").exists()
 
 

@@ -157,7 +157,7 @@ def test_a_family_that_reads_several_pictures_in_another_way_takes_one_a_row(bui
         {"messages": [user("Look: <image>"), *TURNS[1:]], "images": PATHS[:1]},
     ]
     with pytest.raises(
-        ThreestepError, match="row 0: expected at most one image, got 2: llava_onevision reads rows with"
+        ThreestepError, match="row 0: expected at most one image, got 2: llava_onevision handles rows with"
     ):
         built(rows, "llava_onevision")
     kept = built(rows, "llava_onevision", bad_conversations="drop")
@@ -170,7 +170,7 @@ def test_the_start_compares_with_the_familys_own_processor(readers):
         assert reader.text_of(RED, "here").tokens > 0
         wrong, other = reader_of(family, tokenizer), replace(reader.text_of(RED, "here"), text="<image>")
         wrong.family = replace(wrong.family, read=lambda features, other=other: other)
-        with pytest.raises(ThreestepError, match="56 x 28 pixels: the model's config.json gives .* tokens, but"):
+        with pytest.raises(ThreestepError, match="56 x 28 pixels, the model's config.json implies .* tokens, but"):
             wrong.text_of(RED, "here")
 
 

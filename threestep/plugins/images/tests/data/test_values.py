@@ -93,15 +93,15 @@ def test_pictures_of_pil_and_paths_without_a_folder():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("https://example.org/a.png", "got the address 'https://example.org/a.png'; addresses are fetched only"),
+        ("https://example.org/a.png", "got the URL 'https://example.org/a.png'; URLs are fetched only"),
         ("data:image/png;base64", "expected data:image/...;base64,..., got 'data:image/png;base64' without a comma"),
-        ("data:text/html,hi", "expected a picture, got a data URL of the type 'text/html'"),
-        ("data:image/png;base64,AAAAA", "expected a picture in base64, but it cannot be decoded"),
+        ("data:text/html,hi", "expected an image, got a data URL of the type 'text/html'"),
+        ("data:image/png;base64,AAAAA", "expected a base64-encoded image, but it cannot be decoded"),
         ("data:image/png;base64,", "expected an image, got no bytes"),
-        ("data:image/png;base64," + "A" * (2 * MOST_FILE_BYTES + 1), "expected a picture of at most"),
-        ({"base64": b"AAAA"}, "expected a picture in base64 as text, got"),
-        ({"type": "base64", "data": "\u00e4"}, "expected a picture in base64, but it cannot be decoded"),
-        ({"path": "HTTP://example.org/a.png"}, "got the address"),
+        ("data:image/png;base64," + "A" * (2 * MOST_FILE_BYTES + 1), "expected an image of at most"),
+        ({"base64": b"AAAA"}, "expected a base64-encoded image as a string, got"),
+        ({"type": "base64", "data": "\u00e4"}, "expected a base64-encoded image, but it cannot be decoded"),
+        ({"path": "HTTP://example.org/a.png"}, "got the URL"),
         ("/etc/passwd", "absolute paths and '..' are refused"),
         ("../outside.png", "absolute paths and '..' are refused"),
         ("link.png", "is a link to a place outside the data's folder"),
@@ -298,10 +298,10 @@ def test_a_picture_is_fetched_from_the_address_that_was_checked_and_a_slow_answe
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("http://a.org/x.png", "expected an https:// address of a public host"),
-        ("https://a.org:8080/x.png", "expected an https:// address"),
-        ("https://me:pass@a.org/x.png", "expected an https:// address"),
-        ("ftp://a.org/x", "expected an https:// address"),
+        ("http://a.org/x.png", "expected an https:// URL on a public host"),
+        ("https://a.org:8080/x.png", "expected an https:// URL"),
+        ("https://me:pass@a.org/x.png", "expected an https:// URL"),
+        ("ftp://a.org/x", "expected an https:// URL"),
         ("https://a.org/a b", "percent-encoded"),
         ("https://[::1", "expected an address, got"),
         ("https://nowhere/x", "the host 'nowhere' was not found"),
@@ -322,7 +322,7 @@ def test_a_redirect_inside_a_large_answer_and_a_missing_one_are_refused(web):
     web.answers["a.org", "/gone"] = Answer(404)
     web.answers["a.org", "/round"] = Answer(302, location="/round")
     for path, sentence in (
-        ("in", "the host 'inside' has the address 10.0.0.7"), ("plain", "expected an https:// address"),
+        ("in", "the host 'inside' has the address 10.0.0.7"), ("plain", "expected an https:// URL"),
         ("large", "at most 100 bytes"), ("gone", "the answer is 404 said"), ("round", "at most 3 redirects"),
     ):  # fmt: skip
         with pytest.raises(BadConversation, match=sentence):
@@ -332,7 +332,7 @@ def test_a_redirect_inside_a_large_answer_and_a_missing_one_are_refused(web):
 
 def test_rows_are_read_from_addresses_only_where_that_is_allowed(web, tmp_path):
     web.answers["a.org", "/x.png"] = Answer()
-    with pytest.raises(BadConversation, match="addresses are fetched only with --allow_image_urls"):
+    with pytest.raises(BadConversation, match="URLs are fetched only with --allow_image_urls"):
         image_bytes("https://a.org/x.png", tmp_path, "row 1")
     assert web.asked == []
     assert image_bytes("https://a.org/x.png", tmp_path, "row 1", allow_urls=True) == b"PICTURE"
@@ -340,7 +340,7 @@ def test_rows_are_read_from_addresses_only_where_that_is_allowed(web, tmp_path):
     assert image_bytes({"path": "https://a.org/x.png"}, None, "row 1", allow_urls=True) == b"PICTURE"
     asked = list(web.asked)
     assert image_bytes("data:image/png;base64,AAAA", tmp_path, "row 1") == b"\0\0\0" and web.asked == asked
-    with pytest.raises(BadConversation, match="expected an https:// address"):
+    with pytest.raises(BadConversation, match="expected an https:// URL"):
         image_bytes("file:///etc/passwd", tmp_path, "row 1", allow_urls=True)
 
 

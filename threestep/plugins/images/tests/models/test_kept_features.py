@@ -182,7 +182,7 @@ def opened(images: RowImages, *models: Any, megabytes: int = 1) -> tuple[Any, li
 def test_models_whose_tower_is_the_actors_read_its_features():
     family, images, *models = made()
     kept, said = opened(images, *models)
-    assert said == ["keeping up to 1 MiB of picture features for: actor, reference, reward model"]
+    assert said == ["keeping up to 1 MiB of image features for: actor, reference, reward model"]
     ran: list[int] = []
     for model in models:
         model.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
@@ -200,8 +200,8 @@ def test_a_model_with_another_tower_reads_pixels_and_gives_its_own_numbers():
         plain_B = ScalarModel(scorer)(rows)
         kept, said = opened(images, actor, reference, scorer)
         found_B = ScalarModel(scorer)(kept.loaded(packed_rows([[one] for one in images.examples], 0)))
-    assert said[0].startswith("the reward model reads pixels instead of kept features: its vision tower or proj")
-    assert said[1].endswith("of picture features for: actor, reference")
+    assert said[0].startswith("the reward model runs on pixels instead of kept features: its vision tower or proj")
+    assert said[1].endswith("of image features for: actor, reference")
     assert torch.equal(found_B, plain_B)
 
 
@@ -248,7 +248,7 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
     roles.readers = {"actor": roles.readers["actor"], "critic": (critic, ScalarModel(critic))}
     said: list[str] = []
     kept: Any = with_kept_media(images, 1, roles, lambda text, is_main: said.append(text))
-    assert said[-1].endswith("of picture features for: actor, critic")
+    assert said[-1].endswith("of image features for: actor, critic")
     ran: list[int] = []
     actor.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)
     critic.model.vision_tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)

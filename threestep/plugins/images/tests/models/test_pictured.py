@@ -97,7 +97,9 @@ def test_what_is_not_made_for_the_model_is_told(family):
         pixels = family.pixels(keys)
         return replace(pixels, values=pixels.values[..., :-1])
 
-    with pytest.raises(ThreestepError, match="cannot be read: its own forward pass on a row with images fails"):
+    with pytest.raises(
+        ThreestepError, match="cannot be used with images: its own forward pass on a row with images failed"
+    ):
         read_own_forward(family.model, media=RowImages(of_another_size, examples))
 
 

@@ -66,9 +66,9 @@ def test_pictures_fill_a_forward_by_their_tokens():
     pictures = PlannedImages(pixels, tokens=6, most=60, at_once=180)
     block = 10 * saved_by_picture(model, pixels, trains=True).layers[0]
     held = {line.name: line.device_bytes for line in pictures.lines(model, beside=0)}
-    assert held["pictures: pixels"] == 180 * 4 * 3 * 2 * 14 * 14 * 8
-    assert held["pictures: embeddings"] == 60 * 32 * 8
-    assert held["pictures: activations of tower and projector"] == block
+    assert held["images: pixels"] == 180 * 4 * 3 * 2 * 14 * 14 * 8
+    assert held["images: embeddings"] == 60 * 32 * 8
+    assert held["images: activations of tower and projector"] == block
     after = pictures.lines(model, beside=2 * block)[-1].device_bytes  # the block is gone before the height
     assert after == 10 * saved_by_picture(model, pixels).held(False) < block
     assert pictures.lines(model)[-1].device_bytes == block

@@ -144,7 +144,7 @@ def test_features_are_kept_where_they_give_the_numbers_of_pixels(measured, monke
     sentence = (
         "^--kept_image_features_mb 8 does not work with this Llava.*: with kept features, its results differ by .*"
     )
-    with pytest.raises(ThreestepError, match=sentence + "; leave it out$"):
+    with pytest.raises(ThreestepError, match=sentence + "; remove it$"):
         kept(model, images, 8)
 
 

@@ -52,19 +52,19 @@ def test_a_picture_of_other_families_is_all_that_they_write_for_it(family):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"data": "%%%"}, "chunk 1: data expects a picture in base64, got other text"),
-        ({"data": None}, "chunk 1: data expects the bytes of a picture, got NoneType"),
+        ({"data": "%%%"}, "chunk 1: data expects a base64-encoded image, got other text"),
+        ({"data": None}, "chunk 1: data expects the bytes of an image, got NoneType"),
         ({"data": FINE[:-200]}, "chunk 1: the image cannot be decoded"),
         ({"data": empty_png(9_000, 9_000)}, "chunk 1: expected an image of 1 to 50,000,000 pixels, got 9,000 x 9,000"),
         ({"data": empty_png(100_000, 100_000)}, "chunk 1: the image cannot be decoded .*could be decompression bomb"),
         ({"data": photo(1, 20_000, 28)}, "an image of 20000 x 28 pixels cannot be prepared for the model: .*200"),
-        ({"format": "jpeg"}, "chunk 1: format must be png or jpeg, matching the picture, got 'jpeg' for"),
-        ({"format": "webp", "data": photo(1, 56, 56, "WEBP")}, "got 'webp' for a picture in WEBP; give the"),
-        ({"format": None}, "chunk 1: format must be png or jpeg, matching the picture, got None"),
-        ({"expected_tokens": 7}, r"expected_tokens expects 6, .* a picture of 84 x 56 pixels, got 7; count with the"),
+        ({"format": "jpeg"}, "chunk 1: format must be png or jpeg, matching the image, got 'jpeg' for"),
+        ({"format": "webp", "data": photo(1, 56, 56, "WEBP")}, "got 'webp' for a WEBP image; set the"),
+        ({"format": None}, "chunk 1: format must be png or jpeg, matching the image, got None"),
+        ({"expected_tokens": 7}, r"expected_tokens must be 6, .* an image of 84 x 56 pixels, got 7; count with the"),
         ({"expected_tokens": True}, "expected_tokens expects a whole number, got True"),
-        ({"override_dimensions": (1, 2)}, "chunk 1: 'override_dimensions' is not supported for images; leave it"),
-        ({"kind": "image_asset_pointer"}, "an image_asset_pointer is not supported, .*; send the picture itself as an"),
+        ({"override_dimensions": (1, 2)}, "chunk 1: 'override_dimensions' is not supported for images; remove it"),
+        ({"kind": "image_asset_pointer"}, "an image_asset_pointer is not supported, .*; send the image itself as an"),
         ({"kind": "dmel"}, "chunk 1: expected encoded_text or image, got dmel"),
     ],
 )  # fmt: skip
@@ -79,5 +79,5 @@ def test_without_memory_the_picture_is_refused(media, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(decoding, "_in_rgb", full)
-    with pytest.raises(ThreestepError, match="there is not enough memory to decode the picture; send a smaller one"):
+    with pytest.raises(ThreestepError, match="there is not enough memory to decode the image; send a smaller one"):
         read(media)
