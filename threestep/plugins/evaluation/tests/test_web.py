@@ -22,7 +22,7 @@ from training.utils.generation.arguments import SamplingArguments
 
 def test_a_missing_package_is_one_sentence(asked, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ThreestepError, match="--web needs the package gradio, which is not installed; run: pip"):
+    with pytest.raises(ThreestepError, match="--web needs the package gradio, which is not installed; install it"):
         web.serve(lambda: Talk([asked], SamplingArguments(), 1), 7860, print)
 
 

@@ -174,7 +174,7 @@ MIMO = "model.mtp_layers.0."
         ),
         ({MIMO + "mlp.up_proj.scale": torch.ones(2)}, True, r"mlp.up_proj.scale, expected nothing, got \[2\]"),
         ({MIMO + "hidden_layernorm.weight": torch.ones(7)}, True, r"hnorm.weight, expected \[\d+\], got \[7\]"),
-        ({}, False, r"trunk.norm.weight, expected nothing, got \[\d+\]; .*: give --mtp_final_norm true"),
+        ({}, False, r"trunk.norm.weight, expected nothing, got \[\d+\]; .*: set --mtp_final_norm true"),
     ],
 )
 def test_a_head_of_other_tensors_is_refused(changes, final_norm, said, tmp_path):

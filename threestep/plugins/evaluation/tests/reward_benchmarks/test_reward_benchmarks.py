@@ -65,7 +65,7 @@ def test_the_published_forms(tmp_path):
         ("rewardbench2", {**BEST, **TWO}, "expected one correct"),
         ("rewardbench2", {**TIED, "id": "4"}, "expected an id of the form ref:N or tied:N in the subset Ties, got '4'"),
         ("rewardbench2", {**TIED, **ONE}, "expected at least two correct resp"),
-        ("rewardbench2", {**BEST, "rejected": []}, "expected 'rejected' to be a list of texts"),
+        ("rewardbench2", {**BEST, "rejected": []}, "expected 'rejected' to be a list of strings"),
     ],
 )
 def test_other_rows_are_refused(tmp_path, benchmark, row, sentence):

@@ -106,5 +106,5 @@ def test_two_runs_are_compared_and_none_is_run(runs: Path, foreign: Path, tmp_pa
 def test_a_step_is_not_run_again_of_a_run_that_is_not_trusted(foreign: Path, tmp_path: Path):
     shutil.rmtree(foreign / "records")
     found = outcome(lambda: explain.main([str(foreign), "--step", "2", "--out", str(tmp_path / "out")]))
-    assert found.code == 2 and "give --trust_run" in found.said
+    assert found.code == 2 and "add --trust_run" in found.said
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out" / "again").exists()

@@ -200,7 +200,7 @@ def test_slices_come_back_as_the_row(length, ranks, dtype, in_rows):
     [
         (
             lambda: zigzag_slice(torch.arange(10), 0, 2),
-            "10 tokens .* 4 chunks for 2 ranks; pad them to 12, or give a pad",
+            "10 tokens .* 4 chunks for 2 ranks; pad them to 12, or pass a pad",
         ),
         (lambda: zigzag_slice(torch.arange(8), 2, 2), "expected a rank from 0 to 1, got 2"),
         (lambda: zigzag_slice(torch.arange(8), -1, 2), "expected a rank from 0 to 1, got -1"),
