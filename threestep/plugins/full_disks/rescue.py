@@ -51,9 +51,9 @@ class Rescue(RunCourse):
     def _wait(self, place: Path, save: Callable[[Path], None], refusal: OSError) -> OSError | None:
         """Try again, at once and then at growing intervals, until the time is over; return the last refusal."""
         log(
-            f"warning: {place} cannot be written ({in_words(refusal)}; {_free(place)}); training has ended, and only "
-            f"this process has its weights: retrying for {self._left_seconds:.0f} seconds (--wait_for_disk_seconds), "
-            "so free space now; Ctrl-C or SIGTERM ends the wait"
+            f"warning: {place} cannot be written ({in_words(refusal)}; {_free(place)}); training has ended, and its "
+            f"weights exist only in this process; retrying for {self._left_seconds:.0f} seconds "
+            "(--wait_for_disk_seconds), so free up space now; Ctrl-C or SIGTERM ends the wait"
         )
         again = _refusal_of(save, place)  # an error of the moment
         pause = _FIRST_PAUSE_SECONDS
@@ -77,8 +77,8 @@ class Rescue(RunCourse):
         except OSError as problem:
             raise ThreestepError(
                 f"{place} cannot be written ({in_words(refusal)}), nor can --rescue_dir ({in_words(problem)}): the "
-                "weights of the last step are lost; free space and continue from the last checkpoint with --resume, "
-                "if there is one"
+                "weights of the last step are lost; free up space and continue from the last checkpoint with "
+                "--resume, if there is one"
             ) from problem
         log(f"warning: THE MODEL IS NOT IN {place.parent}, which cannot be written ({in_words(refusal)})")
         log(f"warning: it is in {self._rescue / place.name}; move it before that folder is cleaned up")

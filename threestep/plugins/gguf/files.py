@@ -47,11 +47,11 @@ def as_folder(given: str) -> str:
                 write_folder(file, folder, _SOURCE)
     except OSError as problem:
         raise ThreestepError(
-            f"cannot read '{file}', or write its weights in float32 to {cache}: {problem.strerror or problem}"
+            f"cannot read '{file}' or write its weights in float32 to {cache}: {problem.strerror or problem}"
         ) from problem
     source = read_json_object(str(folder / _SOURCE)) or {}
     log_on_main(
-        f"gguf: {file.name} ({source.get('type')}, {source.get('weights', 0):,} weights) is used in float32, from "
+        f"gguf: {file.name} ({source.get('type')}, {source.get('weights', 0):,} weights) is used in float32 from "
         f"{folder}; trained models are saved as safetensors, not as GGUF"
     )
     return str(folder)

@@ -18,9 +18,9 @@ class LongRowsArguments:
 
     sequence_parallel_size: int = flag(
         1,
-        "Ranks that share each row in forward and backward passes: each computes a slice of the row and, in attention, "
-        "a share of the heads. The size must divide the number of ranks and the heads of every model. Rows are "
-        "distributed over (ranks / size) groups. In step 3, each rank still generates its own rollouts "
+        "Ranks that share each row in forward and backward passes: each computes a slice of the row and, in "
+        "attention, a share of the heads. The size must divide the number of ranks and every model's number of heads. "
+        "Rows are distributed over (ranks / size) groups. In step 3, each rank still generates its own rollouts "
         "(threestep/plugins/long_rows/README.md).",
         "ranks >= 1",
         may_change=True,

@@ -33,7 +33,7 @@ def slice_attention(name: str) -> None:
     if function is None:
         raise ThreestepError(
             f"--sequence_parallel_size needs one of transformers' attention functions, but '{name}' is the family's "
-            "own; use --attn_implementation sdpa if the family has it, or drop --sequence_parallel_size"
+            "own; use --attn_implementation sdpa if the family supports it, or drop --sequence_parallel_size"
         )
     if not isinstance(function, SlicedAttention):
         AttentionInterface.register(name, SlicedAttention(function, takes_mask=not name.startswith("flash")))

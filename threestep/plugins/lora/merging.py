@@ -288,13 +288,13 @@ def _check_tensors(plan: PeftPlan, model: str, wanted: Mapping[str, tuple[int, .
     if unexpected:
         raise ThreestepError(
             f"'{adapter.weights}' has {counted(unexpected)}, which {CONFIG} does not define for {model} of "
-            f"'{adapter.base}'; use the base that it was trained on"
+            f"'{adapter.base}'; use the base model that it was trained on"
         )
     if missing:
         raise ThreestepError(
-            f"'{adapter.weights}' has {len(stored)} of the {len(wanted)} tensors that {CONFIG} requires for {model} of "
-            f"'{adapter.base}', and lacks {counted(missing)}; save or download the adapter again, or use the base that "
-            "it was trained on"
+            f"'{adapter.weights}' has {len(stored)} of the {len(wanted)} tensors that {CONFIG} requires for {model} "
+            f"of '{adapter.base}', and lacks {counted(missing)}; save or download the adapter again, or use the base "
+            "model that it was trained on"
         )
 
 

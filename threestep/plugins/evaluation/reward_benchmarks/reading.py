@@ -67,7 +67,7 @@ def _best_of(row: Mapping[str, Any], where: str) -> Question:
     right, wrong = (_texts(row, name, where) for name in ("chosen", "rejected"))
     for name, expected in (("num_correct", len(right)), ("total_completions", len(right) + len(wrong))):
         if row.get(name, expected) != expected:
-            raise ThreestepError(f"{where}: {name} is {row[name]}, but the row lists {expected} such responses")
+            raise ThreestepError(f"{where}: {name} is {row[name]}, but the row lists {expected}")
     row_id = str(row.get("id", ""))
     if subset.lower() == TIES:
         if not _TIES_ID.fullmatch(row_id):

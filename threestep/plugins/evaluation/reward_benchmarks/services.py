@@ -33,7 +33,7 @@ def asked_model(path: str, flags: ScoringArguments) -> OpenedRule:
     if model.reads_reference:
         raise ThreestepError(
             f"--model_name_or_path {path} shows the judge a row's ground_truth, which benchmarks lack; remove "
-            "with_reference and against from its file"
+            "with_reference and against from that file"
         )
     return model
 

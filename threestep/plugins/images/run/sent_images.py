@@ -65,7 +65,7 @@ class SentImages:
                 raise ThreestepError(f"{where}: '{name:.60}' is not supported for images; remove it")
         data, expected = _bytes_of(given.get("data"), where), given.get("expected_tokens")
         if expected is not None and type(expected) is not int:
-            raise ThreestepError(f"{where}: expected_tokens expects a whole number, got {expected!r:.60}")
+            raise ThreestepError(f"{where}: expected_tokens must be a whole number, got {expected!r:.60}")
         size = picture_size(data, where)
         if _FORMATS.get(str(given.get("format"))) != size.format:
             raise ThreestepError(

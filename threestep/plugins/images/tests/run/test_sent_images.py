@@ -62,7 +62,7 @@ def test_a_picture_of_other_families_is_all_that_they_write_for_it(family):
         ({"format": "webp", "data": photo(1, 56, 56, "WEBP")}, "got 'webp' for a WEBP image; set the"),
         ({"format": None}, "chunk 1: format must be png or jpeg, matching the image, got None"),
         ({"expected_tokens": 7}, r"expected_tokens must be 6, .* an image of 84 x 56 pixels, got 7; count with the"),
-        ({"expected_tokens": True}, "expected_tokens expects a whole number, got True"),
+        ({"expected_tokens": True}, "expected_tokens must be a whole number, got True"),
         ({"override_dimensions": (1, 2)}, "chunk 1: 'override_dimensions' is not supported for images; remove it"),
         ({"kind": "image_asset_pointer"}, "an image_asset_pointer is not supported, .*; send the image itself as an"),
         ({"kind": "dmel"}, "chunk 1: expected encoded_text or image, got dmel"),
