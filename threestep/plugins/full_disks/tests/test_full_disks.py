@@ -122,7 +122,7 @@ def test_a_signal_ends_the_wait(tmp_path, capfd):
 def test_nowhere(tmp_path):
     final = made(tmp_path, wait_for_disk_seconds=0.0)
     with pytest.raises(
-        ThreestepError, match="nor can --rescue_dir .*the weights of the last step are lost; free space"
+        ThreestepError, match="nor can --rescue_dir .*the weights of the last step are lost; free up space"
     ):
         final.write("model", saving(10**6, tmp_path, []))
 
