@@ -94,7 +94,7 @@ def _model(file: Path, reader: GGUFReader, metadata: dict[str, Any], family: str
     unread = _unread(reader, metadata, family, model)
     if unread or loading["missing_keys"]:
         raise ThreestepError(
-            f"'{file}': transformers does not load {unread or 'all of its weights'}, so the model would compute "
+            f"'{file}': transformers does not read {unread or 'all of its weights'}, so the model would compute "
             f"different results; {_ORIGINAL}"
         )
     del model.config.quantization_config

@@ -80,7 +80,7 @@ def test_words_of_a_rule_are_flags_or_refused(said, objective, flags):
     if flags is not None:
         assert flags_of(said, objective, KNOWN) == flags
         return
-    with pytest.raises(ThreestepError, match="is not a flag, or is part of the optimizer's state"):
+    with pytest.raises(ThreestepError, match="is not a flag or is part of the optimizer's state"):
         flags_of(said, objective, KNOWN)
 
 

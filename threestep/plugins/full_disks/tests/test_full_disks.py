@@ -71,7 +71,7 @@ def test_an_error_of_the_moment(tmp_path, capsys):
         f"warning: {tmp_path}/run/model cannot be written ({tmp_path}/run/model: No space left on"
     )
     assert "retrying for 0 seconds (--wait_for_disk_seconds)" in said[0]
-    assert said[1] == f"the disk accepts writes again: {tmp_path}/run/model is written"
+    assert said[1] == f"the disk accepts writes again: {tmp_path}/run/model was written"
 
 
 def test_waits_for_room(tmp_path, monkeypatch):

@@ -190,7 +190,7 @@ ROPE = np.ones(8, dtype=np.float32)
     [
         (
             {"general.architecture": "mamba"},
-            "holds a model of the family 'mamba'; GGUF files of llama, qwen2, qwen3 can",
+            "contains a model of the family 'mamba', but only GGUF files of llama, qwen2, qwen3",
         ),
         ({"tokenizer.ggml.tokens": None}, "holds no tokenizer; pass the model folder that the file was made from$"),
         (

@@ -269,7 +269,7 @@ WHOLE_HEAD = {"modules_to_save": ["lm_head"]}
         (
             WHOLE_HEAD,
             lambda tensors: {name: torch.ones(7, 32) if "lm_head" in name else t for name, t in tensors.items()},
-            r"lm_head.weight expects the shape .*got \[7, 32\]; use the base that",
+            r"lm_head.weight expects the shape .*got \[7, 32\]; use the base model",
         ),
         (
             {},

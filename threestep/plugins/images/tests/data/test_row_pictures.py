@@ -385,7 +385,7 @@ def test_images_want_a_chat_template_and_a_model_that_reads_them(built, flags, r
     mute = tokenizer_of("qwen2_vl")
     mute.chat_template = mute.chat_template.replace("<|image_pad|>", "")
     with pytest.raises(
-        ThreestepError, match=r"expected the chat template to write <\|image_pad\|> for each of 1 images"
+        ThreestepError, match=r"expected the chat template to render <\|image_pad\|> for each of 1 images"
     ):
         build_phase(1, data, mute, seed=1, media=readers["qwen2_vl"][1])
 

@@ -164,12 +164,12 @@ def test_what_reads_images_goes_with_them():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support images, but some prompts have th"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, but some prompts have th"),
         ({"speculate": "2", "speculate_by": "ngram"},
          "--speculate 2 does not work with prompts that have images: it can guess"),
         ({"parallel_thinking": True},
          "--parallel_thinking does not work with prompts that have images: it can branch"),
-        ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not work with prompts that have images: it reads token"),
+        ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not work with prompts that have images: it uses token"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_images_is_named(given, said):
