@@ -42,6 +42,8 @@ class TeacherFeature(GuestFeature):
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""
+        if not self.settings.is_there:
+            return ()
         from threestep.plugins.distillation.opening import open_teacher
         from training.utils.setup.setup import load_under
 

@@ -23,9 +23,11 @@ class AverageFeature(GuestFeature):
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""
+        if self._decay is None:
+            return ()
         from threestep.plugins.ema.guest import KeptAverage
 
-        return () if self._decay is None else [KeptAverage(models[0][0], self._decay)]
+        return [KeptAverage(models[0][0], self._decay)]
 
     def planned(
         self, model: Any, settings: Any, ranks: int, device: Any

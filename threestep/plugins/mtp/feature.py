@@ -51,6 +51,8 @@ class HeadFeature(GuestFeature):
 
     def inside(self, path: str, model: Any, zero_stage: int, seed: int, *, ranks: Any) -> Mapping[str, nn.Module]:
         """See `GuestFeature.inside`."""
+        if not self.settings.layers:
+            return {}
         from threestep.plugins.mtp.opening import joint_head
         from threestep.plugins.mtp.reading import INSIDE
 
@@ -59,6 +61,8 @@ class HeadFeature(GuestFeature):
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""
+        if not self.settings.layers:
+            return ()
         from threestep.plugins.mtp.opening import open_head
 
         return [open_head(self.settings, path, *models[0], total_steps=total_steps, seed=seed)]
