@@ -197,7 +197,7 @@ class EngineArguments:
     offload: bool = flag(False, "Keep optimizer states (with ZeRO-3, also weights) in CPU memory.", topic="memory")
     zero3_live_parameters: int | None = flag(
         None,
-        "ZeRO-3: most weights gathered at once per rank; default: depends on model and memory (docs/reference/memory.md).",
+        "ZeRO-3: most weights gathered at once per rank; default: set by model and memory (docs/reference/memory.md).",
         "weights >= 0",
         topic="memory",
     )
