@@ -164,7 +164,7 @@ def test_what_reads_images_goes_with_them():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, but some prompts have th"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support images, but some prompts"),
         ({"speculate": "2", "speculate_by": "ngram"},
          "--speculate 2 does not work with prompts that have images: it can guess"),
         ({"parallel_thinking": True},
