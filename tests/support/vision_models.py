@@ -96,11 +96,15 @@ QWEN_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_toke
 QWEN_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
 UNEVEN = ((2, 3), (1, 1), (3, 1), (2, 2))
 _QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 14}
-_QWEN_LATER = {**_QWEN_VISION, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48}
 # Of the others: two by two tokens a picture or a tile.
 EVEN = ((2, 2),) * 4
 _TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 _PATCHES = {**_TOWER, "image_size": 28, "patch_size": 14}
+
+
+def _later_vision(**more: Any) -> dict[str, Any]:
+    """Qwen2.5-VL's and Qwen3-VL's. The text's width is read here: tests change it."""
+    return {**_QWEN_VISION, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48, **more}
 
 
 def qwen2_vl() -> Family:
@@ -115,7 +119,7 @@ def qwen2_5_vl() -> Family:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {**TEXT, "rope_parameters": dict(QWEN_ROPE)}
-    vision = {**_QWEN_LATER, "window_size": 56, "fullatt_block_indexes": [1]}
+    vision = _later_vision(window_size=56, fullatt_block_indexes=[1])
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
     return _family(Qwen2_5_VLForConditionalGeneration, config, UNEVEN, counts_sides=True)
 
@@ -124,7 +128,7 @@ def qwen3_vl() -> Family:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     text = {**TEXT, "head_dim": head_dim(), "rope_parameters": {**QWEN_ROPE, "mrope_interleaved": True}}
-    vision = {**_QWEN_LATER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    vision = _later_vision(num_position_embeddings=16, deepstack_visual_indexes=[0])
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
     return _family(Qwen3VLForConditionalGeneration, config, UNEVEN, counts_sides=True)
 

@@ -111,7 +111,7 @@ def test_who_goes_away_leaves_nothing_behind(pair, interrupted, monkeypatch):
 
 
 def test_a_conversation_that_has_no_room_is_told(pair):
-    with pytest.raises(ThreestepError, match=f"has {LONGEST_TOKENS} positions, which leaves no room for an answer"):
+    with pytest.raises(ThreestepError, match=f"leaves no room for an answer in the {LONGEST_TOKENS} positions"):
         conversation(pair[1], GREEDY, ["Hi " * 200])
 
 

@@ -189,7 +189,7 @@ def test_a_server_that_is_killed_in_a_rollout(drawing, servers, capsys):
         got = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, how, range(len(ids_BP) * 4), 4))
     killer.join()
     assert responses(got) == expected
-    assert f"the rollout server {servers[1].address} is left out (no answer" in capsys.readouterr().out
+    assert f"rollout server {servers[1].address} dropped (no answer" in capsys.readouterr().out
     assert responses(draw(drawing, GREEDY)) == responses(roll(actor.model, GREEDY))
 
 
