@@ -14,6 +14,8 @@ from training.utils.flags.arguments import choices_of, defaults_of
 from training.utils.flags.step import known_steps
 from training.utils.plugins.registry import plugin_module, plugins
 
+# Arguments of TRL's trainers, and what takes their place here.
+_OF_TRL = {"train_dataset": "rows", "eval_dataset": "eval_rows", "processing_class": "tokenizer", "args": "its fields"}
 VARIABLE = "THREESTEP_TRACEBACK"  # set: mistakes keep the traceback of the program
 # Arguments that are flags by another name.
 _ARGUMENTS = {
@@ -38,6 +40,8 @@ def mistakes_in_python(call: Callable[Taken, Returned]) -> Callable[Taken, Retur
     @functools.wraps(call)
     def called(*given: Taken.args, **settings: Taken.kwargs) -> Returned:
         cause = None
+        for name in _OF_TRL.keys() & settings.keys():
+            raise ThreestepError(f"unknown argument {name}; pass {_OF_TRL[name]} instead")
         try:
             return call(*given, **settings)
         except ThreestepError as mistake:

@@ -141,13 +141,13 @@ def ppo(
 @mistakes_in_python
 def grpo(model: Any, rows: Any, **settings: Any) -> Result:
     """Train the policy with GRPO: `ppo` with advantage="grpo". Takes the other arguments of `ppo`."""
-    return ppo(model, rows, advantage="grpo", **{"run_name": "grpo", **settings})
+    return ppo(model, rows, **{"advantage": "grpo", "run_name": "grpo", **settings})
 
 
 @mistakes_in_python
 def rloo(model: Any, rows: Any, **settings: Any) -> Result:
     """Train the policy with RLOO: `ppo` with advantage="rloo". Takes the other arguments of `ppo`."""
-    return ppo(model, rows, advantage="rloo", **{"run_name": "rloo", **settings})
+    return ppo(model, rows, **{"advantage": "rloo", "run_name": "rloo", **settings})
 
 
 @mistakes_in_python

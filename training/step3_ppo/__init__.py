@@ -77,7 +77,7 @@ STEP = Step(
             Curve("Policy loss", "", {"actor": "actor/policy_loss"}),
             Curve("Value loss", "", {"critic": "critic/value_loss"}),
             Curve(
-                "Clipped share",
+                "Clip fraction",
                 "share of tokens whose update was clipped",
                 {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
             ),

@@ -141,6 +141,23 @@ def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
     assert {"--actor_model_name_or_path=a/b", "--critic_model_name_or_path=c/d"} <= set(words)
     assert "--reward=given:best:2.0,model:0.5" in words and functions == {"given:best": best}
     assert "--data_split" not in " ".join(words)  # a path's rows are shared as on the command line
+    threestep.grpo("a/b", "embedded", reward=best)
+    threestep.rloo("a/b", "embedded", reward=best, advantage="reinforce++")
+    assert "--advantage=grpo" in taken[1][0] and "--advantage=reinforce++" in taken[2][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ("train_dataset", "rows"),
+        ("eval_dataset", "eval_rows"),
+        ("processing_class", "tokenizer"),
+        ("args", "its fields"),
+    ],
+)
+def test_arguments_of_trls_trainers_are_named(given, instead):
+    with pytest.raises(threestep.ThreestepError, match=f"^unknown argument {given}; pass {instead} instead$"):
+        threestep.sft("m", **{given: [{"prompt": "a"}]})
 
 
 def test_step_3_without_a_reward(here):

@@ -97,6 +97,9 @@ PPO = list(defaults_of(known_steps()["step3_ppo"].groups))
         ("samples_per_prompt", PPO, "'num_samples_per_prompt'"),
         ("warmup", SFT, "'warmup_ratio'"),
         ("eps_clip", PPO, "'clip_range'"),
+        ("adv_estimator", PPO, "'advantage'"),
+        ("kl_loss_coef", PPO, "'kl_coef'"),
+        ("rollout_n", PPO, "'num_samples_per_prompt'"),
         *((nothing, [*SFT, "local_rank"], "") for nothing in ("qqqq", "num_beams", "compute_metrics", "tokenizer")),
     ],
 )

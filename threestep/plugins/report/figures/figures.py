@@ -27,7 +27,7 @@ from training.utils.run.run_folder import read_rollouts
 if TYPE_CHECKING:
     from training.utils.flags.step import Curve
 
-_PHASE = re.compile(r"^(?:.*/)?time[/_](?P<name>.+?)(?:_seconds)?$")
+_PHASE = re.compile(r"^(?:.*/)?time[/_](?!per_token_ms/)(?P<name>.+?)(?:_seconds)?$")
 _OF_LINES = {"train": "training", "eval": "evaluation", "reference": "reading the reference"}
 _MOST_DOTS = 400  # of one cloud
 _MOST_SERVERS = 8  # of a chart, which has so many colours

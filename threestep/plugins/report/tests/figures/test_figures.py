@@ -68,6 +68,7 @@ def test_time_goes_to_phases_and_the_rest_to_what_a_line_tells(ppo_run, sft_run,
     assert phase_seconds(*steps_of(sft_run())) == ([("evaluation", 7.0), ("training", 3.0)], 10.0)
     # Phases that lie inside others take no time twice.
     line = {"step": 1, "seconds": 4.0, "time/rollout": 3.0, "time/1_generate": 2.0, "rollout/score": 1.0}
+    line["time_per_token_ms/1_generate"] = 90.0  # no seconds
     write_lines(tmp_path / "metrics.jsonl", [line])
     assert phase_seconds(*steps_of(tmp_path)) == ([("rollout", 3.0), ("1 generate", 2.0)], 4.0)
 
