@@ -16,12 +16,12 @@ def get_raw_dataset_split_index(
     data_split: str,
     split_index: int,
     data_size: int,
+    rebuild: bool = False,
 ) -> list[int]:
     """Return the rows, out of 0 .. data_size - 1, of one part of a split by weights such as "9,1", in the order drawn.
 
-    The rows are those that DeepSpeed-Chat draws with the same seed; unlike there, the parts of any split are disjoint
-    and cover all rows. Nothing is written: local_rank, output_path, dataset_name and split_name, of which it makes the
-    name of a file, have no effect.
+    The rows are those that DeepSpeed-Chat draws with the same seed, but the parts of any split are disjoint and cover
+    all rows. No file is written, so local_rank, output_path, dataset_name, split_name and rebuild have no effect.
     """
     try:
         weights = [float(weight) for weight in data_split.split(",")]

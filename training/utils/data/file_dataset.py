@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
+from training.utils.base.user_files import call_user
 from training.utils.data.files.columns import FileRow, column_names, kind_of
 from training.utils.data.files.content import is_remote
 from training.utils.data.files.json_rows import nulls_sentence
@@ -264,7 +265,7 @@ def create_raw_dataset(name: str, source: SourceArguments, cache_dir: str, seed:
     dataset = find_dataset(name)
     if isinstance(dataset, str):
         return FileDataset(name, columns_of(source), source.data_format, cache_dir)
-    return dataset(cache_dir, seed, 0, name)
+    return call_user(dataset, cache_dir, seed, 0, name)
 
 
 def columns_of(source: SourceArguments) -> FileColumns:

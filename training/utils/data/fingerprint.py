@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.storage import HashedFile
-from training.utils.base.user_files import loaded_name
+from training.utils.base.user_files import call_user, loaded_name
 from training.utils.data.files.digests import digest_file, digest_files, hash_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def content_of_dataset(raw_dataset: PromptRawDataset, memo_dir: str) -> str:
     given = raw_dataset.get_fingerprint()
     if given is not None:
         return given
-    both = [raw_dataset.get_train_data(), raw_dataset.get_eval_data()]
+    both = [call_user(raw_dataset.get_train_data), call_user(raw_dataset.get_eval_data)]
     return hash_text(" ".join(content_of_rows(rows, memo_dir) for rows in both))
 
 

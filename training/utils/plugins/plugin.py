@@ -277,8 +277,7 @@ class Plugin(NamedTuple):
             register themselves; by the beginning of names where that ends with a colon
         `row_stores`: addresses of `RowStore` classes (`data.files.readers`), by the word before the colon of a
             --data_path, such as `hub`: rows in the columns of files that are stored elsewhere
-        `model_files`: addresses of functions (model as it is given) -> its folder, which they make of a file, or the
-            same name; by the endings of the files
+        `model_files`: addresses of functions (model as given) -> its folder, or the name as it is; by files' endings
         `rewards`: RewardEntry, by names or the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 
-from tests.support.data_flags import raw_dataset_of
+from tests.support.data_flags import data_flags, raw_dataset_of, with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.data import raw_dataset
 from training.utils.data.build.build import build_phase
@@ -214,7 +214,8 @@ class AcmePairs(PromptRawDataset):
 
         rows = self.raw_datasets["train"]
         index = get_raw_dataset_split_index(
-            self.local_rank, self.output_path, self.dataset_name_clean, self.seed, "train_eval", "9,1", number, 40
+            self.local_rank, self.output_path, self.dataset_name_clean, self.seed, "train_eval", "9,1", number, 40,
+            False,
         )
         return Subset(rows, index)
 
@@ -237,6 +238,25 @@ class AcmePairs(PromptRawDataset):
         return " Human: " + sample["q"] + " Assistant: " + sample["good"]
 
 """
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("local_rank, dataset_name):", "local_rank, dataset_name, chat_path):"), r"\.__init__\(\) missing 1 required"),
+        (("super()", "open('/nowhere'); super()"), "raised FileNotFoundError: .*nowhere.*acme_pairs.py, line"),
+        (
+            ("return self.part(0)", "return self.rows"),
+            r"get_train_data raised AttributeError: .*'rows' .acme_pairs.py, line",
+        ),
+    ],
+)
+def test_errors_of_a_class_are_one_sentence(change, said, tmp_path, monkeypatch, tiny_tokenizer):
+    (tmp_path / "acme_pairs.py").write_text(CLASS.replace(*change).replace("acme/pairs", "acme/broken"))
+    data = data_flags(dataset_module=[str(tmp_path / "acme_pairs.py")], data_path=["acme/broken"])
+    monkeypatch.setattr(raw_dataset, "load_by_name", lambda *_: {"train": []})
+    with pytest.raises(ThreestepError, match=said):
+        build_phase(1, with_flags(data, data_output_path=str(tmp_path / "cache")), tiny_tokenizer, 1)
 
 
 def part(number: int, size: int, weights: str = "9,1", seed: int = 1234) -> list[int]:

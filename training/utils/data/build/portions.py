@@ -19,6 +19,7 @@ import numpy as np
 
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import call_user
 from training.utils.contracts.rows import PHASES
 from training.utils.data.arguments import NO_DATA, DataArguments, SplitArguments, parse_data_split, whole_split
 from training.utils.data.file_dataset import create_raw_dataset
@@ -86,7 +87,7 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
     shared = Portions([], [], [])
     first_row_id = 0
     for source in sources:
-        train, own_eval = source.raw.get_train_data(), source.raw.get_eval_data()
+        train, own_eval = call_user(source.raw.get_train_data), call_user(source.raw.get_eval_data)
         if len(train) == 0:
             raise ThreestepError(f"dataset '{source.name}' is empty: it has no training rows")
         source.raw.check_phase(phase)
