@@ -246,7 +246,9 @@ def test_the_plugin_that_is_not_there_is_named(monkeypatch, save_folder, tmp_pat
     monkeypatch.setattr(module, "missing_plugin", lambda table, name: f"this needs the plugin of {table} for {name}")
     folder = save_folder()
     assert find_adapter(folder) is None and model_of(folder) == folder and find_adapter("a/name") is None
-    with pytest.raises(ThreestepError, match=f"'{folder}' has zipped in its config.json, .* stored whole; this needs"):
+    with pytest.raises(
+        ThreestepError, match=f"'{folder}' has zipped in its config.json, .* in a special form; this needs"
+    ):
         load_config(with_field(folder, 2))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x"}))
     for read in (find_adapter, model_of, load_config):

@@ -164,7 +164,9 @@ def test_win_rates_by_a_judge_that_compares(flags, tmp_path):
     for line, first in zip(again, lines, strict=True):
         for total, parts, share in zip(line["scores"], line["rewards"], first["scores"], strict=True):
             assert parts["reward/judge"] == share and total == 2 * share + 0.5 * parts["reward/length"]
-    with pytest.raises(ThreestepError, match="--reward judge compares the responses .*, but --val_samples 1 gives one"):
+    with pytest.raises(
+        ThreestepError, match="--reward judge compares the responses .*, but --val_samples 1 allows one"
+    ):
         evaluate.main(["reward", *flags, "--reward", judge])
 
 

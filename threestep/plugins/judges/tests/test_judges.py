@@ -59,7 +59,7 @@ def test_a_judge_that_compares_wants_several_responses(tmp_path):
     found = named_rewards(flags, mistakes)
     check_comparisons(found, {"--val_samples 1": 1, "--num_samples_per_prompt 2": 2}, mistakes)
     assert len(comparing(found)) == 1
-    with pytest.raises(ThreestepError, match="--reward duel compares the responses .*, but --val_samples 1 gives one"):
+    with pytest.raises(ThreestepError, match="--reward duel compares the responses .*, but --val_samples 1 allows one"):
         mistakes.raise_if_any()
 
 

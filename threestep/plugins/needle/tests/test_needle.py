@@ -70,7 +70,7 @@ def test_settings_stand_behind_the_name():
     assert parse_settings("needle") == NeedleSettings()
     assert parse_settings("needle,facts=3,words=16000,rows=7") == NeedleSettings(16000, 3, 7)
     for given, words in (
-        ("word=3", "expected words, facts, rows after the name, got 'word'.*words"),
+        ("word=3", "expected only words, facts, rows after the name, got 'word'.*words"),
         ("facts=17", "facts expects 1 to 16, got '17'"),
         ("words=2k", "words expects 1 or more, got '2k'"),
     ):

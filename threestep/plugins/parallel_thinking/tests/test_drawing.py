@@ -416,7 +416,7 @@ def test_a_model_and_an_engine_that_cannot_draw_them_are_refused(save_model):  #
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking; leave"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking; remove"),
         ({"stop": ["x"]}, r"--stop \['x'\] checks a response token by token, but --parallel_thinking generates paths"),
         (
             {"speculate": "2", "speculate_by": "ngram"},

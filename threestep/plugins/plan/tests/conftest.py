@@ -70,7 +70,7 @@ def dry_run(tmp_path, capsys) -> Callable[..., str]:
         words = ["--data_path", "embedded", "--output_dir", str(tmp_path / "run"), "--dry_run", "true"]
         for role in roles:
             words += [f"--{role}model_name_or_path", str(tmp_path)]
-        refused = pytest.raises(ThreestepError, match="^this does not fit a GPU of ")
+        refused = pytest.raises(ThreestepError, match="^this does not fit on a GPU of ")
         with contextlib.nullcontext() if fits else refused:
             assert main([*words, *flags]) is None
         assert not (tmp_path / "run").exists()

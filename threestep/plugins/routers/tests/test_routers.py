@@ -273,7 +273,7 @@ def test_whose_routers_are_balanced(mixtures, given, coefficients):
 def test_forwards_that_are_reused_know_no_load_of_the_step(name):
     reused = {name: True}
     mixtures = (ROLES[name] == "actor", ROLES[name] == "critic")
-    with pytest.raises(ThreestepError, match=f"--{name} learns from .*; set --router_aux_loss_coef 0, or leave"):
+    with pytest.raises(ThreestepError, match=f"--{name} learns from .*; set --router_aux_loss_coef 0, or remove"):
         balanced(mixtures, 0.3, **reused)
     balanced(mixtures, 0.0, **reused)
     balanced(mixtures[::-1], 0.3, **reused)

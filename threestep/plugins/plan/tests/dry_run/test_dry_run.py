@@ -117,8 +117,8 @@ def test_what_does_not_fit_is_an_error_with_the_flags_that_help():
     with pytest.raises(ThreestepError) as refused:
         check_fits(PlannedDevice(True, 100 * 10**9), 101 * 10**9, settings, 2)
     assert str(refused.value) == (
-        "this does not fit a GPU of 100 GB (93.1 GiB): 101% of it; try --gradient_checkpointing true, --zero_stage 3, "
-        "--max_tokens_per_micro_batch 2048, --lora_dim 16, --num_ranks above 2"
+        "this does not fit on a GPU of 100 GB (93.1 GiB): 101% of it; try --gradient_checkpointing true, "
+        "--zero_stage 3, --max_tokens_per_micro_batch 2048, --lora_dim 16, --num_ranks above 2"
     )
 
 
