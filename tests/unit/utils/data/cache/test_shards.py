@@ -218,7 +218,7 @@ print("rows", len(opened.splits["train"]))
 
 
 def start(folder, num_workers, seconds, rebuild=False):
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(num_workers), str(seconds), str(rebuild)]
+    command = [sys.executable, "-u", "-c", PROGRAM, str(folder), str(num_workers), str(seconds), str(rebuild)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -269,7 +269,7 @@ def test_several_that_want_the_same_split_build_it_once(tmp_path, ask, whole, re
 
 
 def test_one_that_waits_goes_on_where_the_killed_one_was(tmp_path, ask, whole):
-    first = start(tmp_path, 2, 2.0)  # slow enough for a busy machine: the second begins before it ends
+    first = start(tmp_path, 2, 1.0)  # slow enough for a busy machine: the second begins before it ends
     while not list(tmp_path.rglob("*.json")):
         time.sleep(0.02)
     second = start(tmp_path, 2, 0.0)
