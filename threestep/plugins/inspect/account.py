@@ -17,6 +17,7 @@ import numpy as np
 
 from threestep.plugins.inspect.views import Decode, document_of, layout_of, marked_runs
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import call_user
 from training.utils.contracts.rows import PHASE_NAMES, PromptRow, Row, TextBlock
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
 from training.utils.data.build.row_maker import RowMaker
@@ -235,7 +236,7 @@ def _open_source(data: DataArguments, look: Look, reads_media: bool) -> tuple[So
         raw.expect_media(reads_media, look.unread)
         by_format = type(raw).__name__ == "FileDataset"
         account = replace(account, kind="its columns" if by_format else f"the class {type(raw).__name__}")
-        rows, held_out = raw.get_train_data(), raw.get_eval_data()
+        rows, held_out = call_user(raw.get_train_data), call_user(raw.get_eval_data)
         account = replace(account, rows=len(rows), own_evaluation_rows=len(held_out or ()))
         account = replace(account, columns=_columns(rows, None))
         recognised = raw.get_recognition()

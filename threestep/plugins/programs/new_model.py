@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.user_files import call_user
 from training.utils.data.arguments import PROMPT_FLAGS, DataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of, without_flags
@@ -144,7 +145,7 @@ def dataset_texts(data: DataArguments, seed: int, vision: bool = False) -> Itera
     for name in [*data.source.data_path, *data.source.sft_only_data_path]:
         raw_dataset = create_raw_dataset(name, data.source, data.cache.cache_dir, seed)
         raw_dataset.reads_images = vision
-        for sample in raw_dataset.get_train_data():
+        for sample in call_user(raw_dataset.get_train_data):
             for text in filter(None, _texts_of(raw_dataset, sample)):
                 any_text = True
                 yield text

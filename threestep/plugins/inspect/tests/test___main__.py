@@ -87,6 +87,26 @@ def test_a_page_is_written(run, tmp_path):
         run([PAIR] * 5, f"--html={tmp_path / 'new'}")
 
 
+OWN = """
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import register_dataset
+
+@register_dataset("acme/unread")
+class Unread(PromptRawDataset):
+    def load_raw_datasets(self, dataset_name):
+        return None
+
+    def get_train_data(self):
+        return self.rows
+"""
+
+
+def test_a_class_whose_rows_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "unread.py").write_text(OWN)
+    with pytest.raises(ThreestepError, match="Unread.get_train_data raised AttributeError: .* .unread.py, line 11.$"):
+        program.main(["--dataset_module", str(tmp_path / "unread.py"), "--data_path", "acme/unread"])
+
+
 def test_refused_data_are_shown_and_end_it_as_they_would_end_a_run(run, capsys):
     with pytest.raises(ThreestepError, match="fit no format") as refusal:
         run([{"frage": "Was?"}])
