@@ -51,13 +51,12 @@ class HeadFeature(GuestFeature):
 
     def inside(self, path: str, model: Any, zero_stage: int, seed: int, *, ranks: Any) -> Mapping[str, nn.Module]:
         """See `GuestFeature.inside`."""
-        if not self.settings.layers:
+        if not self.settings.layers or self.settings.detach:
             return {}
         from threestep.plugins.mtp.opening import joint_head
         from threestep.plugins.mtp.reading import INSIDE
 
-        head = joint_head(self.settings, path, model, zero_stage, seed=seed, ranks=ranks)
-        return {} if head is None else {INSIDE: head}
+        return {INSIDE: joint_head(self.settings, path, model, zero_stage, seed=seed, ranks=ranks)}
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""

@@ -35,15 +35,13 @@ def open_head(
     *,
     total_steps: int,
     seed: int,
-) -> MultiTokenPrediction | None:
-    """Return the head of `settings`, under DeepSpeed as `policy` is; None where none is trained. A collective.
+) -> MultiTokenPrediction:
+    """Return the head of `settings`, which has layers, under DeepSpeed as `policy` is. A collective.
 
     path: of the model that `policy` trains, whose folder may hold a head. model: inside `policy`, with the head of
     `joint_head` beside it where both are trained by one loss.
     Raises ThreestepError if the model cannot have such a head.
     """
-    if not settings.layers:
-        return None
     engine = policy
     if settings.detach:
         head = _made_head(settings, path, model, seed, ranks=policy.ranks, tensors=partial(policy.full_tensors, model))
@@ -55,11 +53,9 @@ def open_head(
 
 def joint_head(
     settings: MtpSettings, path: str, model: PreTrainedModel, zero_stage: int, *, seed: int, ranks: Ranks
-) -> MtpHead | None:
-    """Return the head that is trained with `model` by one loss, for its PolicyModel; None where there is none, or where
-    it is trained beside it. A collective, before the model is under DeepSpeed. Otherwise as `open_head`."""
-    if settings.detach or not settings.layers:
-        return None
+) -> MtpHead:
+    """Return the head that is trained with `model` by one loss, for its PolicyModel: without `settings.detach`. A
+    collective, before the model is under DeepSpeed. Otherwise as `open_head`."""
     head = _made_head(settings, path, model, seed, ranks=ranks, tensors=partial(full_tensors, model, zero_stage))
     return head if zero_stage == 3 else head.to(ranks.device)
 
