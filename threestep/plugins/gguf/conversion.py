@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -17,9 +16,9 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from threestep.plugins.gguf.tokenizer import tokenizer_of
+from threestep.plugins.gguf.tokenizer import ORIGINAL, tokenizer_of
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import publish_folder
+from training.utils.base.storage import publish_folder, remove
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "qwen2", "qwen3")
 # Settings, without the family's name, that must equal the width of a head.
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
-_ORIGINAL = "pass the model folder that the file was made from"
 
 
 def write_folder(file: Path, folder: Path, source_name: str) -> None:
@@ -43,21 +41,22 @@ def write_folder(file: Path, folder: Path, source_name: str) -> None:
     if family not in FAMILIES:
         raise ThreestepError(
             f"'{file}' contains a model of the family '{family}', but only GGUF files of {', '.join(FAMILIES)} can be "
-            f"read; {_ORIGINAL}"
+            f"read; {ORIGINAL}"
         )
     tokenizer = tokenizer_of(metadata, file)
     model = _model(file, reader, metadata, family)
     beside = folder.with_name(f".{folder.name}")
-    shutil.rmtree(beside, ignore_errors=True)
+    remove(beside)
     try:
-        model.save_pretrained(beside)
+        with _quiet():
+            model.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
         kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1)
         source = {"file": file.name, "type": kinds.most_common(1)[0][0], "weights": model.num_parameters()}
         (beside / source_name).write_text(json.dumps(source), encoding="utf-8")
         publish_folder(beside, folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        remove(beside)
 
 
 def _reader(file: Path) -> GGUFReader:
@@ -77,7 +76,7 @@ def _reader(file: Path) -> GGUFReader:
     if parts is not None and parts.contents() > 1:
         raise ThreestepError(
             f"'{file}' is one of {parts.contents()} parts; join them with llama.cpp's llama-gguf-split --merge, or "
-            f"{_ORIGINAL}"
+            f"{ORIGINAL}"
         )
     return reader
 
@@ -95,7 +94,7 @@ def _model(file: Path, reader: GGUFReader, metadata: dict[str, Any], family: str
     if unread or loading["missing_keys"]:
         raise ThreestepError(
             f"'{file}': transformers does not read {unread or 'all of its weights'}, so the model would compute "
-            f"different results; {_ORIGINAL}"
+            f"different results; {ORIGINAL}"
         )
     del model.config.quantization_config
     model.hf_quantizer = None  # otherwise save_pretrained refuses

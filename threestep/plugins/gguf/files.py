@@ -10,6 +10,7 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
+from threestep.plugins.gguf.tokenizer import ORIGINAL
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object
@@ -21,7 +22,6 @@ _SOURCE = "gguf_source.json"  # in the folder: the file's name, type and weights
 _CACHE = Path("~", ".cache", "threestep", "gguf")
 _FORM = 1  # of what `conversion` writes; a new one makes every folder again
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<parts>\d{5})\.gguf")  # as llama.cpp names the parts of a split file
-_ORIGINAL = "or pass the model folder that the file was made from"
 
 
 def as_folder(given: str) -> str:
@@ -86,6 +86,6 @@ def _whole(file: Path) -> Path:
     if part is not None and int(part["parts"]) > 1:
         raise ThreestepError(
             f"'{file}' is one of {int(part['parts'])} parts; join them with llama.cpp: llama-gguf-split --merge "
-            f"{file.with_name(re.sub('-[0-9]{5}-of', '-00001-of', file.name))} {part['name']}{_SUFFIX}; {_ORIGINAL}"
+            f"{file.with_name(re.sub('-[0-9]{5}-of', '-00001-of', file.name))} {part['name']}{_SUFFIX}; or {ORIGINAL}"
         )
     return file

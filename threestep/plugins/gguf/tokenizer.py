@@ -35,7 +35,7 @@ _PATTERNS = {
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3")
 _COMPOSES = ("qwen2", "deepseek-r1-qwen", "megrez")
 _CONTROL, _USER_DEFINED = 3, 4  # in tokenizer.ggml.token_type
-_ORIGINAL = "pass the model folder that the file was made from"
+ORIGINAL = "pass the model folder that the file was made from"
 
 
 def tokenizer_of(metadata: dict[str, Any], file: Path) -> PreTrainedTokenizerFast:
@@ -49,11 +49,11 @@ def tokenizer_of(metadata: dict[str, Any], file: Path) -> PreTrainedTokenizerFas
 
     words, kind, pre = value("tokens"), value("model"), value("pre")
     if not words:
-        raise ThreestepError(f"'{file}' holds no tokenizer; {_ORIGINAL}")
+        raise ThreestepError(f"'{file}' holds no tokenizer; {ORIGINAL}")
     if kind != "gpt2" or pre not in _PATTERNS or not value("merges"):
         raise ThreestepError(
             f"'{file}' contains a tokenizer of the kind '{kind}' that splits words as '{pre}', but only 'gpt2' with "
-            f"{', '.join(_PATTERNS)} is supported; {_ORIGINAL}"
+            f"{', '.join(_PATTERNS)} is supported; {ORIGINAL}"
         )
     vocabulary = {word: number for number, word in enumerate(words)}
     merges = [tuple(merge.split(" ", 1)) for merge in value("merges")]
