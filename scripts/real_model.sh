@@ -22,8 +22,8 @@ read -r -a MORE <<<"${FLAGS:-}"
 
 skip() { printf 'SKIPPED %s: %s\n' "$1" "$2"; }
 
-has_rows() { # PART ROWS VARIABLE
-    [ -e "${2#*:}" ] || { skip "$1" "'${2#*:}' does not exist; set $3 to rows of your own" && return 1; }
+has_rows() { # PART ROWS VARIABLE; the program itself looks for rows on the hub
+    [[ "$2" = hub:* ]] || [ -e "${2#*:}" ] || { skip "$1" "'${2#*:}' does not exist; set $3 to rows of your own" && return 1; }
 }
 
 run() { # STEP flags...: with those of all parts

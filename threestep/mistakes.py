@@ -40,8 +40,9 @@ def mistakes_in_python(call: Callable[Taken, Returned]) -> Callable[Taken, Retur
     @functools.wraps(call)
     def called(*given: Taken.args, **settings: Taken.kwargs) -> Returned:
         cause = None
-        for name in _OF_TRL.keys() & settings.keys():
-            raise ThreestepError(f"unknown argument {name}; pass {_OF_TRL[name]} instead")
+        for name, instead in _OF_TRL.items():
+            if name in settings:
+                raise ThreestepError(f"unknown argument {name}; pass {instead} instead")
         try:
             return call(*given, **settings)
         except ThreestepError as mistake:
