@@ -57,8 +57,8 @@ def mistakes_in_python(call: Callable[Taken, Returned]) -> Callable[Taken, Retur
 def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
     """The sentence with arguments in the place of flags: output_dir, overwrite=True, advantage='gae'.
 
-    kind: of the step, or new_model. settings: of the call; a word behind a flag that is neither one of these, nor a
-        number, a choice, a default or quoted is the sentence's
+    kind: of the step, new_model or evaluate. settings: of the call; a word behind a flag that is neither one of these,
+        nor a number, a choice, a default or quoted is the sentence's
     """
     groups = _groups(kind)
     defaults, choices = defaults_of(groups), choices_of(groups)
@@ -77,12 +77,11 @@ def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
         on = "=True" if is_switch and before in _ADVICE else ""
         return shown + on + found[0].partition(f"--{name}")[2]
 
-    for flag, name in _ARGUMENTS.items():  # as suggestions have them
-        sentence = sentence.replace(f"'{flag}'", f"'{name}'")
     # Between backquotes stand commands of a shell.
     parts = sentence.split("`")
     parts[::2] = [_FLAG.sub(argument, part.replace("unknown flag --", "unknown argument --")) for part in parts[::2]]
-    return "`".join(parts)
+    # A suggestion may be another program's name.
+    return re.sub(r"'--(?=\w)", "'", "`".join(parts))
 
 
 def _groups(kind: str) -> Sequence[type]:
@@ -90,7 +89,8 @@ def _groups(kind: str) -> Sequence[type]:
     for step in known_steps().values():
         if step.kind == kind:
             return step.groups
-    return plugin_module("programs", "new_model").GROUPS if "programs" in plugins() else ()
+    plugin = {"new_model": "programs", "evaluate": "evaluation"}.get(kind, "")
+    return plugin_module(plugin, kind).GROUPS if plugin in plugins() else ()
 
 
 def _given(value: str, known: set[str]) -> str | None:

@@ -143,6 +143,15 @@ def test_flags_in_the_text_exist(path):
     assert sorted(named - known) == []
 
 
+def test_extras_are_installed_from_the_checkout():
+    """No index has the package, so that `threestep[NAME]` cannot be installed."""
+    texts = {page_name(path): path.read_text() for path in NOW} | modules(ROOT / "threestep")
+    assert [name for name, text in texts.items() if re.search(r"\bthreestep\[\w+\]['\"` ]", text)] == []
+    named_extras = {extra for text in texts.values() for extra in re.findall(r"-e ['\"]?\.\[(\w+)\]", text)}
+    known = set(re.findall(r'^        "(\w+)": ', (ROOT / "setup.py").read_text(), re.MULTILINE))
+    assert {"liger", "tinker", "verifiers"} <= named_extras <= known
+
+
 @each(PAGES)
 def test_links_lead_somewhere(path):
     broken = []

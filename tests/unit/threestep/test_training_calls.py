@@ -266,14 +266,25 @@ def test_what_the_package_exports():
         ("--metric_for_best_model mine is not there", "metric_for_best_model='mine' is not there"),
         ("--metric_for_best_model yours is not there", "metric_for_best_model yours is not there"),
         ("raise --max_train_steps N", "raise max_train_steps=N"),
-        ("unknown flag --data_pathh; did you mean 'data_path'?", "unknown argument data_pathh; did you mean 'rows'?"),
+        ("unknown flag --data_pathh; did you mean '--data_path'?", "unknown argument data_pathh; did you mean 'rows'?"),
+        (
+            "unknown flag --beto; did you mean '--beta' or '--bet'?",
+            "unknown argument beto; did you mean 'beta' or 'bet'?",
+        ),
         ("name others with --data_path.", "name others with rows."),
         ("--nobodys_flag stays, as does `threestep sft --resume`", None),
     ],
 )
 def test_arguments_in_the_place_of_flags(sentence, expected):
-    settings = {"metric_for_best_model": "mine", "data_pathh": 1}
+    settings = {"metric_for_best_model": "mine", "data_pathh": 1, "beto": 1}
     assert in_python(sentence, "sft", settings) == (expected or sentence)
+
+
+@pytest.mark.needs_plugin("evaluation")
+def test_flags_of_an_evaluation_are_arguments():
+    assert in_python("--baseline is missing; add --max_new_tokens 8", "evaluate", {}) == (
+        "baseline is missing; add max_new_tokens=8"
+    )
 
 
 def test_step_3_has_two_models():

@@ -163,7 +163,8 @@ class Talk:
         """Run a line that begins with a slash. ThreestepError if it is not a command or fails."""
         name, _, argument = line.strip().removeprefix("/").partition(" ")
         if name not in COMMANDS:
-            raise ThreestepError(f"unknown command /{name}; /help lists the commands{nearest_names(name, COMMANDS)}")
+            near = nearest_names(f"/{name}", [f"/{command}" for command in COMMANDS])
+            raise ThreestepError(f"unknown command /{name}; /help lists the commands{near}")
         return COMMANDS[name][1](self, argument.strip())
 
     def set_sampling(self, name: str, argument: str) -> Reply:

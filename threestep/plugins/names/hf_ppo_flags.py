@@ -198,7 +198,7 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
         unless=NO_VALUE
     ),
     "--num_generations": renamed(
-        "--num_samples_per_prompt", "with TRL's model flag, the default is 8 (rloo: 2), otherwise 1"
+        "--num_samples_per_prompt", "the default is 8; for rloo with TRL's model flag, 2"
     ),
     "--per_device_train_batch_size": renamed(
         FORWARD, "completions per forward, on a command line with TRL's model flag or counts; otherwise, it is "

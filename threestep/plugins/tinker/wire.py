@@ -253,7 +253,7 @@ def messages() -> Any:
     except ImportError as problem:
         raise ThreestepError(
             "threestep serve training needs the tinker package for its protobuf messages, which is not installed; "
-            "run pip install threestep[tinker]"
+            "in the checkout, run pip install -e '.[tinker]'"
         ) from problem
     return tinker_public_pb2
 

@@ -3,9 +3,9 @@ docs/reference/equations.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
@@ -13,7 +13,7 @@ from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.utils.base.user_files import either
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.added import flags_of_entries, refuse_flags_of_others
-from training.utils.flags.flags import flag, flag_of
+from training.utils.flags.flags import AutoChoice, flag, flag_of
 from training.utils.generation.arguments import EvaluationArguments, PromptSamplesArguments, SamplingArguments
 from training.utils.generation.table import ENGINES_HELP
 from training.utils.rewards.arguments import CheckerArguments
@@ -30,7 +30,9 @@ class PpoArguments:
     topic: ClassVar[str] = "rollout"
 
     per_device_generation_batch_size: int = flag(16, "Prompts per rollout on each rank.", "prompts >= 1", topic="batch")
-    num_samples_per_prompt: int = flag_of(PromptSamplesArguments)
+    num_samples_per_prompt: int = flag_of(
+        PromptSamplesArguments, "Responses per prompt; default: 8 for grpo and others that compare them, otherwise 1."
+    )
     generation_batches: int = flag(
         1, "Rollouts per rank between two updates; raised if one minibatch needs more.", "rollouts >= 1", topic="batch"
     )
@@ -127,6 +129,13 @@ class PpoArguments:
         EngineArguments, "Prompts per evaluation rollout on each rank.", default=64, takes="prompts >= 1"
     )
     checker: str | None = flag_of(CheckerArguments)
+
+    @staticmethod
+    def defaults_beside(values: Mapping[str, Any]) -> list[AutoChoice]:
+        """The default where the estimator compares a prompt's samples."""
+        estimator = ESTIMATORS.get(values.get("advantage", ""))
+        why = f"--advantage {values['advantage']} compares the responses to a prompt"
+        return [AutoChoice("num_samples_per_prompt", 8, why)] if estimator and estimator.needs_groups else []
 
     def __post_init__(self) -> None:
         # DeepSpeed-Chat accumulates gradients over rollouts: a minibatch of several rollouts draws that many.

@@ -21,13 +21,7 @@ from training.utils.data.files.columns import FileRow, column_names, kind_of
 from training.utils.data.files.content import is_remote
 from training.utils.data.files.json_rows import nulls_sentence
 from training.utils.data.files.readers import STORES, check_stored, files_of, split_reader, stored_rows
-from training.utils.data.formats.formats import (
-    FileColumns,
-    Format,
-    has_column,
-    missing_column,
-    recognise,
-)
+from training.utils.data.formats.formats import FileColumns, Format, has_column, missing_column, recognise
 from training.utils.data.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
 from training.utils.data.formats.messages import (
     Message,

@@ -1,6 +1,8 @@
 """The contract of a raw dataset: rows in, texts out. Knows nothing of tokens, splits or caches.
 
-A subclass written for DeepSpeed-Chat works unchanged; everything new is optional.
+The methods of a subclass written for DeepSpeed-Chat work unchanged; everything new is optional. Three things differ: it
+imports this base class, it is registered (`register_dataset`) instead of added to `get_raw_dataset`, and a row of which
+the texts do not begin with `get_prompt` takes prompt and response from `get_prompt` and `get_chosen`.
 """
 
 from __future__ import annotations

@@ -21,13 +21,7 @@ from typing import TypeVar
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.user_files import load_module, loaded_name, named_object
-from training.utils.data.files.readers import (
-    READERS,
-    check_stored,
-    is_saved_dataset,
-    split_reader,
-    why_no_dataset,
-)
+from training.utils.data.files.readers import READERS, check_stored, is_saved_dataset, split_reader, why_no_dataset
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.plugins.registry import added, owner_of
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import sys
@@ -28,12 +29,14 @@ from training.utils.flags.flags import (
     TAKES_AUTO,
     UNIT,
     VALUES,
+    AutoChoice,
     Range,
     chosen_in,
     default_of,
     flag_in,
     nearest_flags,
     note_mistakes,
+    sentence,
 )
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 from training.utils.plugins.registry import added, owner_sentence, read_other_names
@@ -192,7 +195,9 @@ def parse_arguments(
     parts = [part for group in groups for part in _parts(group)]
     wanted = requested_topic(argv)
     if wanted is not None:
-        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags=first_flags))
+        words = {flag_in(word)[2:]: after for word, after in itertools.pairwise(argv) if not flag_in(after)}
+        shown = {each.name: each.value for each in _defaults_beside(parts, {**defaults_of(parts), **words})} | words
+        sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags=first_flags, shown=shown))
         sys.exit(0)
 
     parser = _GroupsParser(parts)
@@ -220,9 +225,19 @@ def parse_arguments(
             parser.error(f"'{word}': '--' is not a value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
     _refuse_unknown_flags(unknown, parser, _read_as_others(old_flags))
+    given = set(map(flag_in, (*config_flags, *argv)))
+    chosen = [each for each in _defaults_beside(parts, vars(namespace)) if f"--{each.name}" not in given]
+    vars(namespace).update({each.name: each.value for each in chosen})
+    if chosen:
+        log_on_main(sentence(chosen))
     _check(tuple(_instance(group, namespace) for group in groups))
     parser.read_model_files(namespace)
     return tuple(_instance(group, namespace) for group in groups)
+
+
+def _defaults_beside(parts: Sequence[type], values: Mapping[str, Any]) -> list[AutoChoice]:
+    """The defaults that depend on other flags. values: of all flags"""
+    return [each for part in parts if hasattr(part, "defaults_beside") for each in part.defaults_beside(values)]
 
 
 def _check(instances: Sequence[Any]) -> None:
@@ -463,7 +478,7 @@ def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParse
     for word in unknown:
         if word.startswith("--"):
             name = word[2:].split("=")[0]
-            hint = owner_sentence("flags", name) or nearest_flags(name, [*names, *others])
+            hint = owner_sentence("flags", name) or nearest_flags(name, [*names, *others], "--")
             mistakes.add(f"unknown flag --{name}{hint}")
     if unknown and not mistakes.sentences:
         mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")

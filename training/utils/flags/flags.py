@@ -59,9 +59,10 @@ def flag_in(word: str) -> str:
     return f"--{word[2:].partition('=')[0].replace('-', '_')}" if word.startswith("--") else ""
 
 
-def nearest_flags(name: str, names: Sequence[str]) -> str:
+def nearest_flags(name: str, names: Sequence[str], dashes: str = "") -> str:
     """Return "; did you mean 'a' or 'b'?" for the flags in `names` that `name` may stand for, or "" if there is none:
-    a slip of the pen, what people mean by it, flags with all its words, flags that are written much alike."""
+    a slip of the pen, what people mean by it, flags with all its words, flags that are written much alike. dashes:
+    written before each."""
     plain = name.lower().replace("-", "_").replace(".", "_")
     known = [flag.replace("-", "_") for flag in names]
     alike = difflib.get_close_matches(plain, known, n=_MOST, cutoff=_ALIKE)
@@ -70,7 +71,7 @@ def nearest_flags(name: str, names: Sequence[str]) -> str:
     meant = added("meant_flags", ()).get(plain)
     by_name = [flag for flag in meant if flag in known] if meant else [*alike[:1], *sorted(with_words, key=len), *alike]
     found = [*slips[:1], *by_name]
-    shown = " or ".join(f"'{flag}'" for flag in list(dict.fromkeys(found))[:_MOST])
+    shown = " or ".join(f"'{dashes}{flag}'" for flag in list(dict.fromkeys(found))[:_MOST])
     return f"; did you mean {shown}?" if shown else ""
 
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
@@ -44,12 +44,14 @@ def requested_topic(argv: Sequence[str]) -> str | None:
 
 
 def help_page(
-    parts: Sequence[type], program: str, description: str, wanted: str = "", *, first_flags: Sequence[str] = ()
-) -> str:
+    parts: Sequence[type], program: str, description: str, wanted: str = "", *, first_flags: Sequence[str] = (),
+    shown: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
     """Return the page. parts: dataclasses of flags. program: as one types it. description: its first sentence comes
     first; an indented line in it is an example. wanted: a topic, "all" or "". first_flags:
-    names, in the order of the first page; without any it has all flags. ThreestepError for an unknown topic."""
-    by_topic, titles = _by_topic(parts), {**TOPICS, **topics()}
+    names, in the order of the first page; without any it has all flags. shown: defaults that are not the fields'.
+    ThreestepError for an unknown topic."""
+    by_topic, titles = _by_topic(parts, shown := shown or {}), {**TOPICS, **topics()}
     if wanted not in ("", ALL, *by_topic):
         raise ThreestepError(
             f"--help expects {', '.join(by_topic)} or {ALL}, or nothing after it, got '{wanted}'"
@@ -63,7 +65,7 @@ def help_page(
         for topic, entries in by_topic.items():
             lines += [*_section(f"{titles[topic]} ({topic})", entries), ""]
         return _joined([*lines, *_section("Settings from a file", [_CONFIG[1:]])])
-    known = {field.name: (flag, _text(field, brief=True)) for _, field, flag in entries_of(parts)}
+    known = {field.name: (flag, _text(field, shown, brief=True)) for _, field, flag in entries_of(parts)}
     known[_CONFIG[0]] = _CONFIG[1:]
     lines += [*_section("Flags for a first run", [known[name] for name in first_flags]), ""]
     lines.append(f"{program} --help {ALL} shows every flag; --help TOPIC shows the flags of one topic:")
@@ -81,11 +83,11 @@ def entries_of(parts: Iterable[type]) -> list[tuple[str, dataclasses.Field, str]
     return found
 
 
-def _by_topic(parts: Sequence[type]) -> dict[str, list[tuple[str, str]]]:
+def _by_topic(parts: Sequence[type], shown: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Flags with their texts by topic, in the order of TOPICS, then those of plugins."""
     found: dict[str, list[tuple[str, str]]] = {topic: [] for topic in (*TOPICS, *topics())}
     for topic, field, flag in entries_of(parts):
-        found[topic].append((flag, _text(field)))
+        found[topic].append((flag, _text(field, shown)))
     return {topic: entries for topic, entries in found.items() if entries}
 
 
@@ -104,23 +106,23 @@ def _flag_with_value(field: dataclasses.Field, kind: Any) -> str:
     return f"{flag} {shown} ..." if is_list else f"{flag} {shown}{or_auto}"
 
 
-def _text(field: dataclasses.Field, brief: bool = False) -> str:
+def _text(field: dataclasses.Field, shown: Mapping[str, Any], brief: bool = False) -> str:
     """The description, or its first sentence, and the default if there is one."""
-    text, default = field.metadata.get("help", ""), field.default
+    text, default = field.metadata.get("help", ""), shown.get(field.name, field.default)
     if brief:
         text = _SENTENCE_END.split(text, maxsplit=1)[0]
         text += "" if text.endswith(".") else "."
     if default is None and field.metadata.get(TAKES_AUTO):
-        shown = AUTO
+        word = AUTO
     elif isinstance(default, bool):
-        shown = str(default).lower()
+        word = str(default).lower()
     elif isinstance(default, float):
-        shown = f"{default:g}"
+        word = f"{default:g}"
     elif default in (None, "", dataclasses.MISSING):
         return text
     else:
-        shown = str(default)
-    return f"{text} [{shown}]"
+        word = str(default)
+    return f"{text} [{word}]"
 
 
 def as_typed(description: str, program: str) -> list[str]:

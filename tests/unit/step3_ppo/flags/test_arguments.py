@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from training.step3_ppo import STEP
 from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import Mistakes
 from training.utils.engine.config.arguments import EngineSettings
+from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.flags.flags import note_mistakes
 from training.utils.models.settings import ModelSettings
 
@@ -54,6 +56,40 @@ def test_whether_a_batch_divides(given, divides):
     assert (
         divides or "cannot be divided into minibatches of" in said[0] and "make the first number a multiple" in said[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "samples"),
+    [
+        ([], 1),
+        (["--advantage", "rloo"], 8),
+        (["--advantage", "grpo", "--num-samples-per-prompt=4"], 4),
+        (["--advantage", "grpo", "--config={}"], 2),
+        (["--advantage", "own.py:mine"], 1),
+    ],
+)
+def test_estimators_of_groups_have_another_default(words, samples, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("num_samples_per_prompt: 2\n", encoding="utf-8")
+    words = [word.format(tmp_path / "run.yaml") for word in words]
+    groups = parse_arguments([PpoArguments, AlgorithmArguments], words, "")
+    assert resolved_settings(groups)["num_samples_per_prompt"] == samples
+    said = "auto: --num_samples_per_prompt 8 (--advantage rloo compares the responses to a prompt)\n"
+    assert capsys.readouterr().out == (said if samples == 8 else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--advantage", "grpo"], ["otherwise 1. [8]", "trains a critic. [grpo]"]),
+        (["--advantage", "grpo", "--num_samples_per_prompt", "4"], ["otherwise 1. [4]"]),
+        (["--padded"], ["otherwise 1. [1]", "trains a critic. [gae]"]),
+    ],
+)
+def test_the_help_shows_the_defaults_of_the_method(words, shown, capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(STEP.groups, [*words, "--help"], "", first_flags=STEP.first_flags)
+    page = " ".join(capsys.readouterr().out.split())
+    assert all(each in page for each in shown), page
 
 
 def test_a_minibatch_of_several_rollouts_draws_so_many():

@@ -143,9 +143,9 @@ def test_every_resolved_value_reads_back(parse):
         ([b"a0: &a0 [1]\n" + ALIASES.replace(b"<<: ", b"y: ")], "expected at most 100,000 values, got more"),
         ([b"a: &a [*a]"], "run.yaml: expected at most .* an alias that contains itself"),
         ([b"#" * (4 << 20) + b"\nx: 1"], "^[^:]*run.yaml: expected a .* of at most 4 MiB, got 4,194,309 bytes"),
-        (["--sed", "3"], "unknown flag --sed; did you mean 'seed'"),
+        (["--sed", "3"], "unknown flag --sed; did you mean '--seed'"),
         (["--see=3"], "unknown flag --see"),  # no abbreviations
-        (["--sed", "3", "--ofload"], "2 mistakes(.|\n)*--sed(.|\n)*--ofload; did you mean 'offload'"),
+        (["--sed", "3", "--ofload"], "2 mistakes(.|\n)*--sed(.|\n)*--ofload; did you mean '--offload'"),
         (["word"], "the command line has words that belong to no flag: word"),
         (["--seed", "x"], "^--seed expects a whole number, got 'x'$"),
         (["--seed"], "^--seed expects a value, got nothing; write a value after the flag$"),

@@ -43,8 +43,8 @@ def verifiers_package(flag: str) -> Any:
         return importlib.import_module("verifiers.v1")
     except ImportError as problem:
         raise ThreestepError(
-            f"{flag} verifiers:NAME needs the package verifiers, 0.4 or later: pip install "
-            f"'threestep[verifiers]' ({first_line(problem)})"
+            f"{flag} verifiers:NAME needs the package verifiers, 0.4 or later; in the "
+            f"checkout, run pip install -e '.[verifiers]' ({first_line(problem)})"
         ) from problem
 
 

@@ -64,7 +64,8 @@ class RunTaskArguments:
             )
         mistakes.require(
             not tasks or importlib.util.find_spec("lm_eval") is not None,
-            "--harness_tasks needs the package lm_eval, which is not installed; run: pip install threestep[harness]",
+            "--harness_tasks needs the package lm_eval, which is not installed; in the "
+            "checkout, run pip install -e '.[harness]'",
         )
 
 

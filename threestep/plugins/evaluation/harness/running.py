@@ -68,7 +68,8 @@ def check_installed(what: str = "harness") -> None:
     """ThreestepError where lm_eval is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise ThreestepError(
-            f"{what} needs the package lm_eval, which is not installed; run: pip install threestep[harness]"
+            f"{what} needs the package lm_eval, which is not installed; in the "
+            "checkout, run pip install -e '.[harness]'"
         )
 
 

@@ -202,7 +202,7 @@ def test_sampling_is_set_and_told(talk):
         ("/temperature warm", "/temperature expects a number, got 'warm'"),
         ("/seed x", "/seed expects a whole number of 0 or more, got 'x'"),
         ("/seed ²", "/seed expects a whole number of 0 or more, got '²'"),
-        ("/temprature 1", "unknown command /temprature; /help lists the commands; did you mean 'temperature'"),
+        ("/temprature 1", "unknown command /temprature; /help lists the commands; did you mean '/temperature'"),
         ("/retry", "/retry expects an earlier question, got none; ask one first"),
         ("/save", "/save expects a file name, got none; type /save FILE"),
     ]:

@@ -147,9 +147,9 @@ def test_a_run_of_before_resumes_with_its_configuration(step, tmp_path):
 
 
 def test_another_programs_name_is_suggested_too():
-    with pytest.raises(ThreestepError, match="^unknown flag --max_lenght; did you mean 'max_length'?"):
+    with pytest.raises(ThreestepError, match="^unknown flag --max_lenght; did you mean '--max_length'"):
         parse_arguments(STEP.groups, ["--max_lenght", "8"], "", STEP.old_flags)
-    with pytest.raises(ThreestepError, match="^unknown flag --callbacks; did you mean 'callback'"):
+    with pytest.raises(ThreestepError, match="^unknown flag --callbacks; did you mean '--callback'"):
         parse_arguments(STEP.groups, ["--callbacks", "mine"], "", STEP.old_flags)
 
 

@@ -224,7 +224,7 @@ def test_texts_of_rows_with_images_and_of_rows_without_text(tmp_path):
         (["--seed=-1"], "--seed expects 0 or more, got -1"),
         (["--out="], "--out expects the folder"),
         (["--data_path", "embeded"], "did you mean 'embedded'"),
-        (["--hiden_size=32"], "unknown flag --hiden_size; did you mean 'hidden_size'"),
+        (["--hiden_size=32"], "unknown flag --hiden_size; did you mean '--hidden_size'"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_made(flags, sentence, tmp_path):

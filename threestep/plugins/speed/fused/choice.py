@@ -30,7 +30,7 @@ def settle_kernels(model: PreTrainedModel, own: OwnForward, wanted: bool | None)
         if wanted is None and getattr(problem, "name", None) == PACKAGE:
             return
         reason = (
-            f"liger-kernel cannot be imported ({first_line(problem)}); install it with pip install 'threestep[liger]'"
+            f"liger-kernel cannot be imported ({first_line(problem)}); in the checkout, run pip install -e '.[liger]'"
         )
         count = 0
     if reason is None:

@@ -18,14 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.columns import (
-    Expected,
-    FileRow,
-    JoinedRows,
-    Kinds,
-    check_kinds,
-    column_names,
-)
+from training.utils.data.files.columns import Expected, FileRow, JoinedRows, Kinds, check_kinds, column_names
 from training.utils.data.files.content import (
     ARROW,
     PARQUET,

@@ -17,14 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.columns import (
-    Expected,
-    FileRow,
-    Kinds,
-    check_row,
-    column_names,
-    note_kinds,
-)
+from training.utils.data.files.columns import Expected, FileRow, Kinds, check_row, column_names, note_kinds
 from training.utils.data.files.content import (
     UTF_8,
     check_kind,

@@ -14,13 +14,7 @@ from training.utils.data.files.arrow_rows import ArrowRows, read_arrow, read_csv
 from training.utils.data.files.columns import Expected, JoinedRows, Kinds
 from training.utils.data.files.content import content_of_files, without_compression
 from training.utils.data.files.json_rows import JsonLines, JsonList, read_json, read_jsonl
-from training.utils.data.files.listing import (
-    PassedOver,
-    check_address,
-    find_files,
-    folder_of,
-    list_folder,
-)
+from training.utils.data.files.listing import PassedOver, check_address, find_files, folder_of, list_folder
 from training.utils.plugins.registry import added
 
 
@@ -77,12 +71,7 @@ def files_of(reader: str, address: str, flag: str, passed: PassedOver | None = N
     return find_files(address, READERS[reader][1], flag, passed)
 
 
-def open_rows(
-    reader: str,
-    files: Sequence[str],
-    spool_dir: str | None,
-    expected: Expected | None = None,
-) -> Rows:
+def open_rows(reader: str, files: Sequence[str], spool_dir: str | None, expected: Expected | None = None) -> Rows:
     """The rows of files, by the reader of that name."""
     read, _ = READERS[reader]
     parts = [read(path, expected, spool_dir) for path in files]

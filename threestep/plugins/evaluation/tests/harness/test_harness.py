@@ -55,7 +55,7 @@ def test_flags_without_use_are_refused():
 def test_without_the_package_it_says_how_to_have_it(monkeypatch):
     monkeypatch.setattr(running, "PACKAGE", "no_such_package")
     assert refused("--tasks", "a") == (
-        "harness needs the package lm_eval, which is not installed; run: pip install threestep[harness]"
+        "harness needs the package lm_eval, which is not installed; in the checkout, run pip install -e '.[harness]'"
     )
 
 

@@ -242,7 +242,7 @@ def test_without_the_package_the_model_stays_as_it_is(measured, monkeypatch, lac
     settle_kernels(model, own, None)
     assert len(own.notes) == (lacking == "triton")
     assert all("liger-kernel cannot be imported (No module named 'triton')" in note for note in own.notes)
-    with pytest.raises(ThreestepError, match=r"cannot be imported .*pip install 'threestep\[liger\]'"):
+    with pytest.raises(ThreestepError, match=r"cannot be imported .*pip install -e '\.\[liger\]'"):
         settle_kernels(model, own, True)
     monkeypatch.setattr(choice, "liger_kernels", plain_kernels)
     model = tiny_causal_lm("gpt2")
