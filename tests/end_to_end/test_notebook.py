@@ -21,7 +21,7 @@ said = []
 for digits in asked[:8]:
     sys.stdin, shown = io.StringIO(f"Largest of {digits}:\\n"), io.StringIO()
     with contextlib.redirect_stdout(shown):
-        chat(["runs/ppo/model", "--temperature", "0", "--max_new_tokens", "4"])
+        chat(["runs/grpo/model", "--temperature", "0", "--max_new_tokens", "4"])
     said.append(shown.getvalue().strip())
 with open("figures.json", "w") as file:
     json.dump({"right": right, "asked": len(asked), "answers": answers, "said": said}, file)
@@ -61,7 +61,7 @@ def test_a_notebook_is_stored_without_outputs(path):
 def test_the_first_hour_ends_with_answers_that_are_right(tmp_path):
     """50 of 60 where this was written; 2 of 60 where they are asked with "Human: ... Assistant:" around them."""
     ran("first_hour.ipynb", tmp_path, behind=BEHIND)
-    for kind in ("sft", "reward", "ppo"):
+    for kind in ("sft", "reward", "grpo"):
         assert (tmp_path / "runs" / kind / "model" / "config.json").is_file()
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["asked"] == 60 and figures["right"] >= 40, figures
