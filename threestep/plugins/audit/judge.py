@@ -34,12 +34,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Finding:
-    """state: one of AGREES, DIFFERS, NOT_JUDGED. of: entries that were compared. lacks: what the record lacks."""
+    """state: one of AGREES, DIFFERS, NOT_JUDGED. of: entries that were compared. lacks: what the record lacks.
+    farthest: of one that agrees, recorded and expected where they are farthest apart, and how far they may be."""
 
     name: str
     state: str
     of: int = 0
     lacks: str = ""
+    farthest: tuple[float, float, float] | None = None
     difference: Difference | None = None
 
 
@@ -72,7 +74,7 @@ def _judged(step: AuditedStep, quantity: Quantity) -> Finding:
         return Finding(quantity.name, NOT_JUDGED, lacks=lacks)
     wrong = _wrong(recorded, right, tolerance) & counts
     if not wrong.any():
-        return Finding(quantity.name, AGREES, int(counts.sum()))
+        return Finding(quantity.name, AGREES, int(counts.sum()), farthest=_farthest(recorded, right, tolerance, counts))
     causes = tuple(_causes(step, quantity, recorded, tolerance=np.where(counts, tolerance, np.inf)))
     return Finding(
         quantity.name,
@@ -80,6 +82,17 @@ def _judged(step: AuditedStep, quantity: Quantity) -> Finding:
         int(counts.sum()),
         difference=_difference(step, quantity, (recorded, right, wrong), of=int(counts.sum()), causes=causes),
     )
+
+
+def _farthest(
+    recorded: np.ndarray, right: np.ndarray, tolerance: np.ndarray, counts: np.ndarray
+) -> tuple[float, float, float] | None:
+    """The two numbers where they are farthest apart, of those that count, and the tolerance; None without any."""
+    if not counts.any():
+        return None
+    most = int(np.argmax(np.where(counts, np.abs(recorded - right), -1.0)))
+    at, expected, may = (float(values.reshape(-1)[most]) for values in (recorded, right, tolerance))
+    return at, expected, may
 
 
 def _difference(

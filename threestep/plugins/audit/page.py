@@ -5,9 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from threestep.plugins.audit.judge import DIFFERS, NOT_JUDGED, Finding, first_wrong
-from threestep.plugins.audit.text import as_lines, detail, verdict
-from threestep.plugins.report.pages.document import document, scrolled
+from threestep.plugins.audit.judge import NOT_JUDGED, Finding, first_wrong
+from threestep.plugins.audit.text import MARKS, allowed, detail, meaning, not_judged, verdict
+from threestep.plugins.audit.text import title as title_of
+from threestep.plugins.report.pages.document import document, scrolled, with_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,18 +19,21 @@ _OWN_STYLE = """
 .verdict { overflow-wrap: anywhere; }
 .wrong { border-left: 4px solid var(--bad); }
 .right { border-left: 4px solid var(--good); color: var(--good); background: none; }
-td.differs { color: var(--bad); }
+td.differs { color: var(--bad); } td.agrees { color: var(--good); }
+td small { display: block; color: var(--soft); font-size: 13px; min-width: 130px; }
 """
 
 
 def page(name: str, head: RecordHead, findings: Sequence[Finding], notes: Sequence[str] = ()) -> str:
     """Return the whole page. name: of the record"""
-    title = f"{name}: {as_lines(head, findings)[0]}"
+    title = f"{name}: {title_of(head)}"
     kind = "warning verdict wrong" if first_wrong(findings) is not None else "warning verdict right"
     judged = [finding for finding in findings if finding.state != NOT_JUDGED]
-    others = [finding for finding in findings if finding.state == NOT_JUDGED]
-    summary = f"<summary>{len(others)} not judged: the record lacks what they need</summary>"
-    lacking = f"<details>{summary}{_table(others)}</details>" if others else ""
+    reasons = "".join(
+        f'<p class="paths"><b>{escape(", ".join(names))}</b>: {with_flags(why)}.</p>'
+        for why, names in not_judged(head, findings).items()
+    )
+    lacking = f'<h2>Not judged</h2><div class="card sentences">{reasons}</div>' if reasons else ""
     causes = "".join(f"<li>{escape(cause)}</li>" for finding in findings for cause in _causes(finding))
     listed = f"<h2>Causes that give the recorded numbers</h2><ul>{causes}</ul>" if causes else ""
     said = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
@@ -38,14 +42,17 @@ def page(name: str, head: RecordHead, findings: Sequence[Finding], notes: Sequen
         f'<header><h1>Audit</h1><p class="soft paths">{escape(title)}</p><p '
         f'class="{kind}">{_first_cause(findings)}{escape(verdict(findings))}</p>{said}</header><main>{listed}'
         f"<h2>Quantities</h2>{_table(judged)}{lacking}</main><footer>Written by threestep audit. "
-        "Each quantity is recomputed from those before it.</footer>",
+        "Each quantity is recomputed in float64 from those before it: recorded is what the run had, expected what the "
+        "reference gives; of several numbers, the two that are farthest apart.</footer>",
         _OWN_STYLE,
     )
 
 
 def _table(findings: Sequence[Finding]) -> str:
     rows = "".join(map(_row, findings))
-    return scrolled(f"<table><tr><th>quantity</th><th>state</th><th></th></tr>{rows}</table>", "quantities")
+    names = ("numbers", "recorded", "expected", "difference", "allowed")
+    heads = "".join(f'<th class="number">{word}</th>' for word in names)
+    return scrolled(f"<table><tr><th>quantity</th><th>state</th>{heads}</tr>{rows}</table>", "quantities")
 
 
 def _first_cause(findings: Sequence[Finding]) -> str:
@@ -56,10 +63,16 @@ def _first_cause(findings: Sequence[Finding]) -> str:
 
 
 def _row(finding: Finding) -> str:
-    kind = "differs" if finding.state == DIFFERS else "soft" if finding.state == NOT_JUDGED else "value"
+    found = finding.difference
+    cells = [f"{finding.of:,}"]
+    if finding.name not in MARKS and (found or finding.farthest):
+        recorded, right, *may = finding.farthest or (found.recorded, found.right)  # type: ignore[union-attr]
+        cells += [f"{recorded:.6g}", f"{right:.6g}", f"{abs(recorded - right):.2g}", *map(allowed, may)]
+    numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in (*cells, *[""] * 5)[:5])
+    said = meaning(finding.name) if found is None else detail(finding)
     return (
-        f'<tr><td class="value metric">{escape(finding.name)}</td><td class="{kind}">{escape(finding.state)}</td>'
-        f'<td class="value">{escape(detail(finding))}</td></tr>'
+        f'<tr><td><span class="value">{escape(finding.name)}</span><small>{escape(said)}</small></td>'
+        f'<td class="{finding.state}">{escape(finding.state)}</td>{numbers}</tr>'
     )
 
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.audit.judge import AGREES, DIFFERS, NOT_JUDGED, Difference, Finding, first_wrong
+from threestep.plugins.audit.recording.schema import FIGURES, STATES, TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,14 +15,52 @@ if TYPE_CHECKING:
 
 
 def as_lines(head: RecordHead, findings: Sequence[Finding]) -> list[str]:
-    """A line for each quantity, and the verdict last. The method stands first where the settings name it."""
+    """A line for each quantity that is judged, one for each reason why others are not, and the verdict last."""
+    judged = [finding for finding in findings if finding.state != NOT_JUDGED]
+    width = max((len(finding.name) for finding in judged), default=0)
+    lines = [f"  {finding.name:<{width}}  {finding.state:<7}  {detail(finding)}" for finding in judged]
+    unjudged = [f"  not judged: {', '.join(names)}: {why}" for why, names in not_judged(head, findings).items()]
+    return [title(head), *lines, *unjudged, verdict(findings)]
+
+
+def title(head: RecordHead) -> str:
+    """The method, where the settings name it, the step and who took it."""
     trainer = " ".join(head.trainer.get(part, "") for part in ("name", "version")).strip() or "unnamed trainer"
     ranks = "1 rank" if head.ranks == 1 else f"{head.ranks} ranks"
-    method = head.settings.get("advantage") or head.objective
-    width = max(len(finding.name) for finding in findings)
-    lines = [f"{method}, step {head.step:,}, {ranks}, {trainer}"]
-    lines += [f"  {finding.name:<{width}}  {finding.state:<10}  {detail(finding)}".rstrip() for finding in findings]
-    return [*lines, verdict(findings)]
+    return f"{head.settings.get('advantage') or head.objective}, step {head.step:,}, {ranks}, {trainer}"
+
+
+def not_judged(head: RecordHead, findings: Sequence[Finding]) -> dict[str, list[str]]:
+    """The names of the quantities that are not judged, by what is missing and how to have it."""
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.state == NOT_JUDGED:
+            found.setdefault(_reason(head, finding.lacks), []).append(finding.name)
+    return found
+
+
+_OF_VALUES = ("the state ", "the weights", "the tensor logits, or", "the critic's model", "log-probabilities")
+
+
+def _reason(head: RecordHead, lacks: str) -> str:
+    is_own, (kind, _, name) = head.trainer.get("name") == "threestep", lacks.removeprefix("the ").partition(" ")
+    if is_own and lacks.startswith(_OF_VALUES):
+        return (
+            "the record has no weights and gradients; to judge these, record the step with --record_steps "
+            f"{head.step} --record_values (models of up to 20 million weights)"
+        )
+    if kind == "setting":
+        why = " (a function of your own has no reference)" if is_own else ""
+        return f"the record has no setting '{name}'{why}; to judge by one of the format, add --as {name}=VALUE"
+    if is_own and kind in ("tensor", "figure"):
+        return "Threestep does not record these numbers; what follows from them is judged"
+    return f"the record lacks {lacks}"
+
+
+def meaning(name: str) -> str:
+    """What a quantity is."""
+    field = TENSORS.get(name)
+    return field.meaning if field else FIGURES.get(name) or STATES.get(f"{name}.", "")
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -53,12 +92,20 @@ def _cause(difference: Difference) -> str:
     return f"cause: {first}{also}"
 
 
+_FARTHEST = ("recorded", "right", "allowed")
+
+
+def allowed(difference: float) -> str:
+    """How far a number may be from its reference; two policies may be any distance apart."""
+    return f"{difference:.2g}" if math.isfinite(difference) else "any"
+
+
 # Quantities whose numbers are marks of sequences, and say nothing to a reader.
-_MARKS = ("token_ids", "data_mask")
+MARKS = ("token_ids", "data_mask")
 
 
 def _numbers(name: str, difference: Difference) -> str:
-    if name in _MARKS:
+    if name in MARKS:
         return f"wrong in {difference.entries:,} of {difference.of:,} sequences, first {difference.first}"
     is_known = not math.isnan(difference.right) and difference.right != difference.recorded
     right = f"{difference.right:.6g}" if is_known else "another number"
@@ -75,12 +122,19 @@ def _numbers(name: str, difference: Difference) -> str:
 
 
 def detail(finding: Finding) -> str:
-    """The numbers of a finding, or what the record lacks."""
-    if finding.state == NOT_JUDGED:
-        return f"lacks {finding.lacks}"
+    """The numbers of a finding that is judged."""
     if finding.difference is not None:
         return _numbers(finding.name, finding.difference)
-    return f"{finding.of:,} numbers" if finding.of > 1 else ""
+    if finding.name in MARKS:
+        return f"right in {finding.of:,} sequences"
+    if finding.farthest is None:
+        return "no number counts"
+    recorded, right, may = finding.farthest
+    if recorded == right:
+        return f"{finding.of:,} numbers, all equal" if finding.of > 1 else f"recorded and expected {right:.6g}"
+    apart = f"difference {abs(recorded - right):.2g} (allowed: {allowed(may)})"
+    pair = f"recorded {recorded:.6g}, expected {right:.6g}, {apart}"
+    return f"{finding.of:,} numbers; largest difference: {pair}" if finding.of > 1 else pair
 
 
 def as_json(head: RecordHead, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -95,6 +149,7 @@ def as_json(head: RecordHead, findings: Sequence[Finding]) -> dict[str, Any]:
                 "state": finding.state,
                 "of": finding.of,
                 **({"lacks": finding.lacks} if finding.lacks else {}),
+                **(_plain(dict(zip(_FARTHEST, finding.farthest, strict=True))) if finding.farthest else {}),
                 **({"difference": _plain(vars(finding.difference))} if finding.state == DIFFERS else {}),
             }
             for finding in findings

@@ -10,6 +10,13 @@ from threestep.plugins.audit.quantities.quantity import Cause, Quantity
 
 __all__ = ["QUANTITIES", "Cause", "Quantity"]
 
+
+def _at_the_backward_pass(loss: Quantity) -> Quantity:
+    """The same number as the backward pass received it, where a record has it or has the loss in one piece."""
+    name = "backward_loss"
+    return replace(loss, name=name, applies=lambda step: name in step.head.figures or loss.applies(step))
+
+
 _LOSSES = (*tokens.LOSSES, *pairs.QUANTITIES, *policies.LOSSES)
 QUANTITIES: tuple[Quantity, ...] = (
     *ids.SAMPLER,
@@ -24,7 +31,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     *pairs.QUANTITIES,
     *critic.VALUES,
     *policies.LOSSES,
-    *(replace(each, name="backward_loss") for each in _LOSSES if each.name == "loss"),
+    *(_at_the_backward_pass(each) for each in _LOSSES if each.name == "loss"),
     *backward.GRADIENTS,
     *optimizer.QUANTITIES,
     *critic.QUANTITIES,

@@ -406,6 +406,7 @@ _BETA = Quantity(
         Cause("beta has its last value", lambda step: float(step.setting("final_beta"))),
     ),
     lambda step, right: 1e-6 * right,
+    applies=lambda step: "first_beta" in step.settings or "beta_schedule" in step.settings,
 )
 
 
@@ -443,6 +444,7 @@ _POINT = Quantity(
         Cause("there is no point: it is 0", lambda step: 0.0),
     ),
     lambda step, right: 2e-5 * (1.0 + float(np.abs(step.tensor("logprob_sums")).max(initial=0.0))),
+    applies=lambda step: "reference_point" in step.head.figures or (_is_marked(step) and not _has_points(step)),
 )
 
 
@@ -482,7 +484,18 @@ _POINTS = Quantity(
     ),
     lambda step, right: _POINT.tolerance(step, right),
     axis="K",
+    applies=lambda step: _has_points(step),
 )
+
+
+def _has_points(step: AuditedStep) -> bool:
+    return step.has("reference_points")
+
+
+def _is_marked(step: AuditedStep) -> bool:
+    """True if a loss of the step compares each response with a point."""
+    told = str(step.settings.get("preference_terms") or step.settings.get("preference_loss", ""))
+    return any(term.strip().partition(":")[0] in MARKED for term in told.split(","))
 
 
 # --- the reward model

@@ -129,7 +129,7 @@ HANDED_ON = (
         ),
     ),
     _handed_on("ref_logprobs", "rollout_ref_logprobs"),
-    _handed_on("corrections", "rollout_corrections"),
+    replace(_handed_on("corrections", "rollout_corrections"), applies=lambda step: step.corrects),
     replace(_handed_on("old_values", "rollout_values"), applies=lambda step: step.has_critic),
     replace(_handed_on("returns", "rollout_returns"), applies=lambda step: step.has_critic),
 )
@@ -462,6 +462,7 @@ LOSSES = (
             *(Cause(f"of the KL: {sentence}", _whole(compute, of_kl=True)) for sentence, compute in _KL_MISTAKES),
         ),
         _total_rounding,
+        applies=lambda step: "loss" in step.head.figures or "policy_loss" not in step.head.figures,  # else its parts
     ),
 )
 

@@ -627,6 +627,7 @@ _CORRECTIONS = Quantity(
     ),
     lambda step, right: 1e-5 * (1.0 + np.abs(right)) * (1.0 + _longest(step)),
     axis="R",
+    applies=lambda step: step.corrects,
 )
 
 

@@ -80,11 +80,17 @@ class AuditedStep:
 
     @property
     def has_critic(self) -> bool:
-        """True for GAE, which needs a critic, and if the record holds anything of one."""
-        if self.settings.get("advantage", "gae") == "gae":
+        """True for GAE, which needs a critic, and if the record holds anything of one. An estimator of a user's own has
+        no name in a record."""
+        if self.settings.get("advantage") == "gae":
             return True
         names = {*self.head.figures, *self._state, *(name for rank in self._ranks for name in rank)}
         return bool(self.head.critic) or any("value" in name or name.startswith(CRITIC) for name in names)
+
+    @property
+    def corrects(self) -> bool:
+        """True for a step that weights tokens against a mismatch between rollout and training."""
+        return "mismatch_correction" in self.settings or self.has("corrections") or self.has("rollout_corrections")
 
     def replaced(self, **tensors: np.ndarray) -> AuditedStep:
         """The same step with other tensors, of all ranks."""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +15,13 @@ from safetensors.numpy import save_file
 
 from threestep.plugins.audit import __main__ as program
 from threestep.plugins.audit.flags import RecordingArguments, check, step_needs
-from threestep.plugins.audit.judge import DIFFERS, Difference, Finding
+from threestep.plugins.audit.judge import DIFFERS, NOT_JUDGED, Difference, Finding
 from threestep.plugins.audit.reading import read_settings, read_tensors
-from threestep.plugins.audit.recording.files import write_record
+from threestep.plugins.audit.recording.files import RecordHead, write_record
 from threestep.plugins.audit.tests.audited_steps import record_of
 from threestep.plugins.audit.tests.plain_faults import FAULTS
 from threestep.plugins.audit.tests.plain_trainer import Setup
-from threestep.plugins.audit.text import verdict
+from threestep.plugins.audit.text import not_judged, verdict
 from threestep.plugins.audit.words import settings_of_words
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.added import added_flags
@@ -73,10 +74,50 @@ def test_the_page_of_a_right_step_is_green_and_sets_apart_what_is_not_judged(wri
     page = tmp_path / "page.html"
     program.main([written("grpo"), "--out", str(page)])
     html = page.read_text()
-    judged, _, others = html.partition(" not judged: the record lacks what they need</summary>")
+    judged, _, others = html.partition("<h2>Not judged</h2>")
     assert '<p class="warning verdict right">no difference: ' in judged and "/record: grpo, step " in judged
-    assert ">not judged</td>" not in judged and ">not judged</td>" in others
+    assert "backward_loss</b>: the record lacks the figure backward_loss." in others and "backward_loss" not in judged
+    assert "<small>the policy&#x27;s part of the actor&#x27;s loss</small>" in judged
     assert "value_loss" not in html and "critic_" not in html  # GRPO has no critic
+
+
+def test_rows_that_agree_have_both_numbers_and_their_difference(written, capsys):
+    program.main([written("grpo")])
+    lines = {words[0]: " ".join(words[1:]) for line in capsys.readouterr().out.splitlines() if (words := line.split())}
+    number = r"-?[\d.]+(?:e-?\d+)?"
+    apart = rf"recorded {number}, expected {number}, difference {number} \(allowed: {number}\)"
+    assert re.fullmatch(f"agrees {apart}", lines["policy_loss"])
+    assert re.fullmatch(rf"agrees \d+ numbers; largest difference: {apart}", lines["logprobs"])
+    assert re.fullmatch(r"agrees \d+ numbers, all equal", lines["loss_mask"])
+    assert re.fullmatch(rf"agrees recorded and expected {number}", lines["denominator"])
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ("the state gradients.NAME", "record the step with --record_steps 3 --record_values (models of up to 20 mil"),
+        ("the critic's model and state", "record the step with --record_steps 3 --record_values"),
+        ("the setting advantage", "has no reference); to judge by one of the format, add --as advantage=VALUE"),
+        ("the tensor logits", "Threestep does not record these numbers; what follows from them is judged"),
+        ("another loss", "the record lacks another loss"),
+    ],
+)
+def test_a_quantity_that_is_not_judged_says_what_would_have_it_judged(lacks, says):
+    head = RecordHead("policy", 3, trainer={"name": "threestep"})
+    first, second = (Finding(name, NOT_JUDGED, lacks=lacks) for name in ("one", "two"))
+    [(why, names)] = not_judged(head, [first, second]).items()
+    assert says in why and names == ["one", "two"]
+
+
+def test_a_run_without_a_critic_has_no_rows_of_one(written, capsys):
+    """An estimator of a user's own has no name in a record."""
+    folder = Path(written("grpo"))
+    head = json.loads((folder / "record.json").read_text())
+    del head["settings"]["advantage"]
+    (folder / "record.json").write_text(json.dumps(head))
+    program.main([str(folder)])
+    said = capsys.readouterr().out
+    assert "policy_loss" in said and not re.search("value|critic|returns|corrections", said)
 
 
 def test_marks_of_sequences_are_counted_in_words():

@@ -10,11 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from threestep.plugins.report.pages.style import STYLE
+
+_FLAG = re.compile(r"--\w+( \d+)?")
 
 
 def document(
@@ -82,6 +85,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[
 def scrolled(content: str, name: str) -> str:
     """A wide table in a card that scrolls sideways by itself, also by the keyboard."""
     return f'<div class="card scroll" tabindex="0" role="region" aria-label="{escape(name)}">{content}</div>'
+
+
+def with_flags(sentence: str) -> str:
+    """A plain text as HTML in which no line breaks a flag."""
+    return _FLAG.sub(r"<code>\g<0></code>", escape(sentence))
 
 
 def tiles(figures: Sequence[tuple[str, str]]) -> str:

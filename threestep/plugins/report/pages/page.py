@@ -7,7 +7,6 @@ alone.
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -22,7 +21,7 @@ from threestep.plugins.report.figures.numbers import duration, shown, shown_toge
 from threestep.plugins.report.figures.outcome import HeadlineFigure, best_step, headline, worse_sentence
 from threestep.plugins.report.figures.overview import changed_settings, facts_of
 from threestep.plugins.report.figures.tables import evaluations, harness_rows, left_out, metric_rows, settings_rows
-from threestep.plugins.report.pages.document import document, scrolled, table, tile_grid
+from threestep.plugins.report.pages.document import document, scrolled, table, tile_grid, with_flags
 from threestep.plugins.report.pages.gaming_section import TITLE, gaming_section
 from threestep.plugins.report.pages.samples_section import first_sample, samples_section
 from threestep.plugins.report.pages.script import PACKAGE, SCRIPT, library
@@ -30,7 +29,6 @@ from threestep.plugins.report.pages.script import PACKAGE, SCRIPT, library
 if TYPE_CHECKING:
     from threestep.plugins.report.figures.reading import ReportedRun, StepRun
 
-_FLAG = re.compile(r"--\w+( \d+)?")  # which no line may break
 _NO_SCRIPT = (
     '<noscript><p class="warning">The charts need JavaScript; the figures under "Every metric" do not.</p></noscript>'
 )
@@ -160,8 +158,7 @@ def _warnings(steps: Sequence[StepRun]) -> str:
             sentences.append(f"{name}: {sentence}")
     unfinished = "has no summary.json: the run is not finished, or it was stopped early"
     sentences += [f"{step.path.name} {unfinished}" for step in steps if not step.summary]
-    whole_flags = (_FLAG.sub(r"<code>\g<0></code>", escape(sentence)) for sentence in sentences)
-    return "".join(f'<p class="warning">{sentence}</p>' for sentence in whole_flags)
+    return "".join(f'<p class="warning">{with_flags(sentence)}</p>' for sentence in sentences)
 
 
 # --- the top: what came out

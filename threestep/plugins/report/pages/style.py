@@ -37,7 +37,7 @@ nav { display: flex; flex-wrap: wrap; gap: 6px 16px; margin: 14px 0 0; font-size
 a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
 .warning { background: var(--mark); border-radius: 8px; padding: 8px 12px; margin: 12px 0 0; font-size: 14px; }
-.warning code { font: inherit; white-space: nowrap; }
+p code { font: inherit; white-space: nowrap; }
 .tiles { display: grid; gap: 12px; grid-template-columns: repeat(var(--columns), minmax(0, 240px)); margin-top: 22px; }
 .tile, figure, .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; }
 .tile { padding: 12px 14px; }
@@ -99,7 +99,11 @@ tr.chosen td { background: var(--mark); font-weight: 650; }
 .c4 { color: var(--c4); } .c5 { color: var(--c5); } .c6 { color: var(--c6); } .c7 { color: var(--c7); }
 details { margin-top: 14px; }
 summary { cursor: pointer; color: var(--soft); font-size: 14px; padding: 4px 0; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto;  /* a shadow where more is to be seen */
+  background: linear-gradient(90deg, var(--card) 40%, transparent) 0 0 / 40px 100% no-repeat local,
+  linear-gradient(-90deg, var(--card) 40%, transparent) 100% 0 / 40px 100% no-repeat local,
+  linear-gradient(90deg, var(--edge), transparent) 0 0 / 14px 100% no-repeat scroll,
+  linear-gradient(-90deg, var(--edge), transparent) 100% 0 / 14px 100% no-repeat scroll, var(--card); }
 table { border-collapse: collapse; font-size: 14px; width: 100%; }
 th, td { text-align: left; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--grid); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; font-size: 13px; }
