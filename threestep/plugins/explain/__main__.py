@@ -4,8 +4,8 @@
     threestep audit explain RUN/records/step_000010
 
 A step without recorded weights is rerun, with --trust_run, from the checkpoint before it or from the start, in a
-separate folder. The run's folder is only read, and without the flag none of its code is run. Writes explained.html, a
-page, and tokens.parquet, with a row for each token.
+separate folder. Without the flag, none of the run's code is run. Writes explained.html, a page, and tokens.parquet,
+with a row for each token, to a new folder in RUN/explained, or to --out. Nothing else in the run's folder is written.
 
 --held_out: responses that the step did not train on, one per line with `prompt` and `response`. The page shows what the
 step did to them, to first order and actually; with --last, it also shows which sequences of the last steps taught them.
@@ -14,10 +14,13 @@ step did to them, to first order and actually; with --last, it also shows which 
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from threestep.plugins.explain.at_end import EXPLAINED, PAGE
 from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
 from training.utils.run.run_folder import check_place
@@ -28,15 +31,14 @@ if TYPE_CHECKING:
 
     from threestep.plugins.explain.explanation import Explanation
 
-DEFAULT_OUT = "runs/explained"
-PAGE, TABLE = "explained.html", "tokens.parquet"
+RECORDS, TABLE = "records", "tokens.parquet"
 
 
 def main(argv: Sequence[str]) -> None:
     """Read or repeat the steps, explain the last, write the page and the table, print what was found."""
     options = _parse(argv)
-    out = Path(options.out)
-    check_place("--out", str(out / PAGE))
+    out = Path(options.out) if options.out else _free_folder(options)
+    check_place("--out", out / PAGE if options.out else out, is_folder=not options.out)
     from threestep.plugins.explain.asked_step import AskedRules, AskedStep, explanation_of
 
     rules = AskedRules(tuple(options.rules), tuple(options.without_row), tuple(options.with_mask), options.run_rules)
@@ -45,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
         plain=options.plain, tokenizer=options.tokenizer, work=out / "again", trust_run=options.trust_run,
     )  # fmt: skip
     found = explanation_of(asked)
+    replaced = "; they replace the earlier ones" if (out / PAGE).exists() else ""
     _write(found, out)
     if options.json:
         from threestep.plugins.explain.text import as_json
@@ -54,7 +57,24 @@ def main(argv: Sequence[str]) -> None:
         from threestep.plugins.explain.text import as_lines
 
         print("\n".join(as_lines(found)))
-        print(f"written: {out / PAGE}, {out / TABLE}")
+        print(f"written: {out / PAGE}, {out / TABLE}{replaced}")
+
+
+def _free_folder(options: argparse.Namespace) -> Path:
+    """The folder for a step's page in its run's folder, or beside a record without a run; the next one if it has a
+    page. ThreestepError without either."""
+    from threestep.plugins.explain.records import is_record
+    from training.utils.base.errors import ThreestepError
+
+    given = Path(options.run)
+    if not given.is_dir():
+        raise ThreestepError(f"{given} is not a folder; pass the folder of a run, or of a record in one")
+    update = f"_update{options.update}" if options.update > 1 else ""
+    name = given.resolve().name if is_record(given) else f"step_{options.step:06}{update}"
+    ends = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
+    within = given if not is_record(given) else given.parent.parent if given.parent.name == RECORDS else given.parent
+    folders = (within / EXPLAINED / f"{name}{end}" for end in ends)
+    return next(folder for folder in folders if not os.path.lexists(folder / PAGE))
 
 
 def _write(found: Explanation, out: Path) -> None:
@@ -117,7 +137,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="Run RUN's own code and open its addresses, to rerun steps and to find rows in its data.",
     )
     parser.add_argument("--tokenizer", default=None, help="Tokenizer folder; default: the run's.")
-    parser.add_argument("--out", default=DEFAULT_OUT, help=f"Output folder; default: {DEFAULT_OUT}.")
+    parser.add_argument(
+        "--out", help="Output folder; default: RUN/explained/step_000010, or step_000010_2 if it has a page."
+    )
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
     return parser.parse(argv)
 

@@ -53,7 +53,7 @@ class AskedStep:
     rules: AskedRules = AskedRules()
     plain: bool = False
     tokenizer: str | None = None
-    work: Path = Path("runs/explained/again")
+    work: Path = Path("again")
     trust_run: bool = False
 
 

@@ -62,7 +62,7 @@ function choice(label, options, chosen) {
   controls.append(box);
   return select;
 }
-const by = choice("colour by", names.map(name => [name, name]), "share");
+const by = choice("color by", names.map(name => [name, name]), "share");
 const figures = Object.keys(data.sequences[0] ?? {}).filter(name => typeof data.sequences[0][name] === "number");
 const order = choice("sort by", [["", "as they came"], ...figures.flatMap(name =>
   [[`-${name}`, `${name}, largest first`], [`+${name}`, `${name}, smallest first`]])], "");
@@ -125,7 +125,7 @@ const watcher = new IntersectionObserver(entries => {
   for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.filled) fill(entry.target);
 }, { rootMargin: "400px" });
 
-const heads = ["from", "side", "score", "share", "turns", "trained", "tokens"];
+const heads = ["from", "side", "score", "share", "turns"];
 function card(index) {
   const sequence = data.sequences[index], box = document.createElement("article");
   box.className = "sequence";
@@ -134,6 +134,7 @@ function card(index) {
   facts.className = "soft";
   const said = heads.filter(name => sequence[name] != null && sequence[name] !== "")
     .map(name => `${name} ${typeof sequence[name] === "number" ? shown(sequence[name]) : sequence[name]}`);
+  said.push(`${sequence.trained} of ${sequence.tokens} tokens carry loss`);
   if (sequence.counts === false) said.push("left out of the loss");
   if (sequence.ended === false) said.push("cut at the length limit");
   facts.textContent = said.join(" · ");

@@ -58,6 +58,7 @@ _OWN_STYLE = """
 @media (max-width: 760px) { .beside, .beside.even { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 560px) { .controls label { flex: 1 1 28%; font-size: 12px; min-width: 0; }
   .controls select { display: block; width: 100%; } }
+.said-lines { padding-left: 32px; } header + main > ul { margin: 16px 0 0; }
 .parts { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 8px 0; }
 """
 
@@ -68,12 +69,14 @@ def page(found: Explanation) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in summary(found))
     notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in found.table.notes)
     body = (
-        f"<header><h1>{escape(title)}</h1><p>Along its update the loss "
-        f"{change(found)}.</p>{notes}</header><main><ul>{lines}</ul>{_rules(found)}{_held_out(found)}{_lessons(found)}"
-        "<h2>Every token</h2><p>A share is a token's part of the change in the loss along the update, to first order; "
-        "below 0, the token made the loss fall. The shares add up to the whole change. Point at a token, or use the "
-        'arrow keys in a sequence, to see its numbers.</p><div class="controls" id="controls"></div><div '
-        f'id="sequences"></div><h2>Columns</h2>{_legend(found)}</main><footer>Written by threestep audit '
+        f"<header><h1>What one step did, token by token</h1><p>{escape(title)}: along its update, the loss on the "
+        f"step's own batch {change(found)} (slope times update).</p>{notes}</header><main>"
+        f'<ul class="card said-lines">{lines}</ul>{_rules(found)}{_held_out(found)}{_lessons(found)}'
+        "<h2>Every token</h2><p>A share is a token's part of the change in the loss along the update. The shares add "
+        "up to the whole change. Blue (below 0): the token made the loss fall; orange: it made the loss rise. Point at "
+        'a token, or use the arrow keys in a sequence, to see its numbers; <a href="#columns">what they mean</a>.'
+        '</p><div class="controls" id="controls"></div><div '
+        f'id="sequences"></div><h2 id="columns">Columns</h2>{_legend(found)}</main><footer>Written by threestep audit '
         "explain.</footer>"
     )
     data, late = _data(found)
@@ -84,7 +87,8 @@ def _rules(found: Explanation) -> str:
     if not found.rules:
         return ""
     held = found.held_out
-    head = ["rule", "cosine", "length", "of gradients", f"turned, of {len(found.rules[0].turned_T):,}"]
+    turned = f"tokens turned, of {len(found.rules[0].turned_T):,}"
+    head = ["rule", "cosine of the updates", "ratio of lengths", "cosine of the gradients", turned]
     head += ["held-out, nats"] if held else []
     said = (
         "Each rule's update compared with the real one: their cosine, the ratio of their lengths, the cosine of the "
@@ -166,7 +170,7 @@ def _without_folders(places: Sequence[str]) -> list[str]:
 
 def _legend(found: Explanation) -> str:
     rows = [[name, words] for name, words in COLUMNS.items() if name in found.table.tokens]
-    return scrolled(table(["column", "meaning"], rows), "columns")
+    return scrolled(table(["column", "meaning"], rows, numbers=()), "columns")
 
 
 def _data(found: Explanation) -> tuple[dict[str, Any], dict[str, str]]:

@@ -6,6 +6,7 @@ A run's config.yaml may name any code, address or dataset. By itself only plain 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -47,16 +48,17 @@ def places_of_rows(
             return {}, ""  # the row's number says as much, and these may be long in the making
         if not trusts_run:
             _check_plain(own.dataset_module, names)
-        cache = str(settings.get("data_output_path") or "") if trusts_run else ""
-        sources = [create_raw_dataset(name, own, cache, 0) for name in names]
-        if not any(isinstance(source, FileDataset) for source in sources):
-            return {}, ""
-        for name, source in zip(names, sources, strict=True):
-            for part in (source.get_train_data(), source.get_eval_data() or ()):
-                for row in wanted:
-                    if first <= row < first + len(part):
-                        found[row] = getattr(part[row - first], "where", f"{name}, row {row - first}")
-                first += len(part)
+        given = str(settings.get("data_output_path") or "") if trusts_run else ""
+        with tempfile.TemporaryDirectory() as spool:  # tables of CSV are written to a file while they are read
+            sources = [create_raw_dataset(name, own, given or spool, 0) for name in names]
+            if not any(isinstance(source, FileDataset) for source in sources):
+                return {}, ""
+            for name, source in zip(names, sources, strict=True):
+                for part in (source.get_train_data(), source.get_eval_data() or ()):
+                    for row in wanted:
+                        if first <= row < first + len(part):
+                            found[row] = getattr(part[row - first], "where", f"{name}, row {row - first}")
+                    first += len(part)
     except (ThreestepError, OSError) as problem:
         return {}, f"{_UNKNOWN}: {problem}"
     return found, ""

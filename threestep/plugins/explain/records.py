@@ -1,7 +1,7 @@
 """The records that an explanation reads: those of the run, or written by running its steps again.
 
-A run's folder is read and never written. What it did not record is run again from the checkpoint before it, or from the
-start, in a folder of its own, with the state's values.
+A run's own files are read and never written. What it did not record is run again from the checkpoint before it, or
+from the start, in a folder of its own, with the state's values.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from threestep.plugins.explain.explanation import Explanation
 
 _SHOWN = 8
+_TERMS = {"policy": "policy loss", "kl": "KL", "entropy": "entropy bonus"}
+_PARTS = (("gradient", "this step's gradient"), ("earlier", "earlier gradients"), ("decay", "weight decay"))
 
 
 def as_lines(found: Explanation) -> list[str]:
@@ -42,14 +44,13 @@ def summary(found: Explanation) -> list[str]:
     """Sentences on the whole step."""
     figures, tokens = found.table.figures, found.table.tokens
     whole = figures["change"] or 1e-300
-    parts = ", ".join(
-        f"{words} {share(figures[name] / whole)}"
-        for name, words in (("gradient", "this step's gradient"), ("earlier", "earlier gradients"), ("decay", "decay"))
-    )
+    parts = ", ".join(f"{words} {share(figures[name] / whole)}" for name, words in _PARTS)
     lines = [f"by parts of the update: {parts}"]
     terms = [name for name in ("policy", "kl", "entropy") if f"share_{name}" in tokens]
     if terms:
-        said = ", ".join(f"{name} {share(float(np.nansum(tokens[f'share_{name}'])) / whole)}" for name in terms)
+        said = ", ".join(
+            f"{_TERMS.get(name, name)} {share(float(np.nansum(tokens[f'share_{name}'])) / whole)}" for name in terms
+        )
         lines.append(f"by terms of the loss: {said}")
     clip = figures["clip"]
     norm = f"gradient norm {number(figures['grad_norm'])}" if "grad_norm" in figures else "the gradient"
@@ -59,7 +60,9 @@ def summary(found: Explanation) -> list[str]:
     if trained:
         lines.append(f"{trained:,} of {len(tokens['role']):,} tokens carry loss; {_half(tokens['share'])}")
     if "clipped" in tokens and trained:
-        lines.append(f"{int(tokens['clipped'].sum()):,} of them are clipped: their policy loss has no slope")
+        clipped_tokens = int(tokens["clipped"].sum())
+        told = f"{clipped_tokens:,} of them are clipped: their policy loss has no slope" if clipped_tokens else ""
+        lines.append(told or "none of them is clipped")
     if "turn" in tokens:
         turn_T = tokens["turn"]
         by_turn = [float(tokens["share"][turn_T == turn].sum()) for turn in range(1, int(turn_T.max()) + 1)]
@@ -74,7 +77,9 @@ def _half(shares_T: np.ndarray) -> str:
     if not sizes.sum():
         return "none of them moved the loss"
     count = int(np.searchsorted(np.cumsum(sizes), 0.5 * sizes.sum())) + 1
-    return f"{count:,} make up half of all shares, by size"
+    return (
+        f"the {count:,} with the largest shares make up half of all" if count > 1 else "one makes up half of all shares"
+    )
 
 
 def _largest(found: Explanation) -> list[str]:
@@ -196,4 +201,4 @@ def number(value: float) -> str:
 
 
 def share(value: float) -> str:
-    return f"{100.0 * value:.3g} %" if abs(value) >= 5e-6 else "0 %"
+    return f"{100.0 * value:.3g}%" if abs(value) >= 5e-6 else "0%"

@@ -293,6 +293,26 @@ def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
         main([str(tmp_path / "nothing"), "--step", "3"])
 
 
+def test_a_page_is_in_the_run_that_it_explains_and_no_page_is_lost(tmp_path, capsys):
+    from threestep.plugins.audit.recording.files import write_record
+    from threestep.plugins.explain.__main__ import main
+
+    def written(*words: str) -> str:
+        main([*words])
+        return capsys.readouterr().out.splitlines()[-1].replace(f"{tmp_path}/", "")
+
+    for place in ("run/records/step_000004", "alone"):
+        write_record(tmp_path / place, _drawn("sft").record)
+    place = "run/explained/step_000004"
+    assert written(f"{tmp_path}/run", "--step", "4").startswith(f"written: {place}/explained.html, {place}/tokens.parq")
+    assert f": {place}_2/explained.html" in written(f"{tmp_path}/run/records/step_000004")
+    assert f": {place}_3/explained.html" in written(f"{tmp_path}/run", "--step", "4")
+    assert ": explained/alone/explained.html" in written(f"{tmp_path}/alone")
+    out = ("--out", str(tmp_path / "out"))
+    assert "replace" not in written(f"{tmp_path}/alone", *out)
+    assert written(f"{tmp_path}/alone", *out).endswith("out/tokens.parquet; they replace the earlier ones")
+
+
 def test_a_record_without_weights_is_refused(tmp_path):
     from threestep.plugins.audit.recording.files import write_record
     from threestep.plugins.explain.records import whole_record

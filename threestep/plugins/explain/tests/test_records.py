@@ -161,6 +161,9 @@ def test_a_row_is_found_by_file_and_line(tmp_path):
     assert not note
     assert ends == {0: "one.jsonl, line 1", 2: "one.jsonl, line 3", 3: "two.jsonl, line 1", 4: "two.jsonl, line 2"}
     assert places_of_rows([1], {"data_path": ["embedded"]}, "sft") == ({}, "")  # which is made
+    (tmp_path / "table.csv").write_text("question,answer\na,b\nc,d\n")
+    places, note = places_of_rows([1], {"data_path": [str(tmp_path / "table.csv")]}, "sft")
+    assert not note and places[1].endswith("table.csv, line 3")
     places, note = places_of_rows([1], {"data_path": [f"jsonl:{tmp_path}/gone.jsonl"]}, "sft")
     assert not places and "are not known" in note
 
