@@ -48,7 +48,7 @@ STEP = Step(
                 },
             ),
             Curve("Checker", "mean on prompts not used for training", {"held-out prompts": "eval/check"}),
-            Curve("KL to the reference", "nats per response", {"rollouts": "rollout/kl"}),
+            Curve("KL to the reference", "nats per response, estimated", {"rollouts": "rollout/kl"}),
             Curve(
                 "Response length",
                 "tokens",
@@ -74,8 +74,8 @@ STEP = Step(
                     "drawn and dropped": "dynamic_sampling/dropped",
                 },
             ),
-            Curve("Policy loss", "", {"actor": "actor/policy_loss"}),
-            Curve("Value loss", "", {"critic": "critic/value_loss"}),
+            Curve("Policy loss", "does not measure progress", {"actor": "actor/policy_loss"}),
+            Curve("Value loss", "error of the critic's values", {"critic": "critic/value_loss"}),
             Curve(
                 "Clip fraction",
                 "share of tokens whose update was clipped",

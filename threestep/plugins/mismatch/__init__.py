@@ -11,8 +11,8 @@ PLUGIN = Plugin(
         "curves": {
             "mismatch": (
                 "step3_ppo",
-                "Rollout and training",
-                "per-token probability difference",
+                "Mismatch of rollout and training",
+                "difference of a token's probability between the two forwards",
                 {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
             ),
         },

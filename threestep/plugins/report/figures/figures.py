@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from training.utils.flags.step import Curve
 
 _PHASE = re.compile(r"^(?:.*/)?time[/_](?!per_token_ms/)(?P<name>.+?)(?:_seconds)?$")
+_OTHER = "other"
 _OF_LINES = {"train": "training", "eval": "evaluation", "reference": "reading the reference"}
 _MOST_DOTS = 400  # of one cloud
 _MOST_SERVERS = 8  # of a chart, which has so many colours
@@ -86,17 +87,27 @@ def server_chart(step: StepRun, several: bool = False) -> LineChart | None:
 
 
 def _parts(curve: Curve) -> list[Curve]:
-    """For several runs a chart for each training metric, as colours distinguish the runs."""
-    of_training = [label for label in curve.metrics if not label.startswith("held-out")]
+    """For several runs a chart for each metric, as colours distinguish the runs; held-out ones first, which are
+    compared. A single metric of training shares its chart with that of the evaluation."""
+    held_out = [label for label in curve.metrics if label.startswith("held-out")]
+    of_training = [label for label in curve.metrics if label not in held_out]
     if len(of_training) < 2:
         return [curve]
     return [
-        replace(curve, title=f"{curve.title}: {label}", metrics={label: curve.metrics[label]}) for label in of_training
+        replace(curve, title=f"{curve.title}: {label}", metrics={label: curve.metrics[label]})
+        for label in (*held_out, *of_training)
     ]
 
 
+def _points(step: StepRun, metric: str) -> list[tuple[float, float | None]]:
+    """A metric's values; none of the reward with the penalty where no penalty is in it (--kl_in loss), which would
+    repeat the score's curve."""
+    points = list(step.points(metric))
+    return [] if metric == "rollout/reward" and points == list(step.points("rollout/score")) else points
+
+
 def _lines(step: StepRun, curve: Curve, place: int, several: bool) -> list[ChartLine]:
-    present = [(label, points) for label, name in curve.metrics.items() if (points := step.points(name))]
+    present = [(label, points) for label, name in curve.metrics.items() if (points := _points(step, name))]
     lines, best = [], best_step(step)
     for index, (label, points) in enumerate(present):
         named = label if not several else f"{step.run}: {label}" if len(curve.metrics) > 1 else step.run
@@ -166,17 +177,17 @@ def phase_seconds(step: StepRun) -> tuple[list[tuple[str, float]], float]:
             if phase is not None and seconds is not None:
                 sums[phase] = sums.get(phase, 0.0) + seconds
                 spent -= seconds
-        place = _reported_by(line) if not any(phase_name(name) for name in line) else "the rest"
+        place = _reported_by(line) if not any(phase_name(name) for name in line) else _OTHER
         if spent > 0:
             sums[place] = sums.get(place, 0.0) + spent
-    rest = sums.pop("the rest", None)
-    return [*sums.items(), *([("the rest", rest)] if rest else [])], total
+    small = sum(sums.pop(name) for name, seconds in list(sums.items()) if seconds < 0.005 * total or name == _OTHER)
+    return [*sums.items(), *([(_OTHER, small)] if small else [])], total
 
 
 def phase_name(metric: str) -> str | None:
     """The phase that a metric times, in words; None for other metrics."""
     match = _PHASE.match(metric)
-    return match["name"].replace("_", " ").replace("/", " ") if match else None
+    return re.sub(r"^\d+ ", "", match["name"].replace("_", " ").replace("/", " ")) if match else None
 
 
 def _reported_by(line: dict[str, Any]) -> str:

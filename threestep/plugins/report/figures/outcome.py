@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from threestep.plugins.report.figures.course import Course, course_of, when
-from threestep.plugins.report.figures.numbers import shown
+from threestep.plugins.report.figures.numbers import shown, shown_together
 from threestep.plugins.report.figures.reading import finite
 from training.utils.run.metrics import greater_wins, judged_metric
 
@@ -18,15 +18,16 @@ _FEWEST = 3  # evaluations that have a best one: of two, both are shown
 
 @dataclass(frozen=True)
 class HeadlineFigure:
-    """A headline metric before and after training; after: None if there was one evaluation. error: standard error of
-    the gain. note: the value at the best evaluation, if that is not the last one. got_worse: it is what the run is
-    judged by, and got worse."""
+    """A headline metric before and after training; after: None if there was one evaluation, or nothing to compare with.
+    error: standard error of the gain. note: the value at the best evaluation, if that is not the last one. meaning:
+    what it is, or its unit. got_worse: it is what the run is judged by, and got worse."""
 
     title: str
     before: float | None
     after: float | None
     error: float | None = None
     note: str = ""
+    meaning: str = ""
     got_worse: bool = False
 
 
@@ -85,16 +86,33 @@ def headline(step: StepRun) -> list[HeadlineFigure]:
         after = values[at] if len(points) > 1 else None
         note = ""
         if best is not None and best in values:
-            its = shown(values[best])
+            its, now = shown_together(values[best], values[at])
             if best == at:  # the run ended with its best, or took it
                 note = "best at the end" if best == last else f"from the best step, {best:,}"
+            elif its == now:
+                pass
             elif is_judged:
                 note = f"best: {its} {when(best)}" if best else "best before training"
-            elif course is not None and best and its != shown(after):
+            elif course is not None and best:
                 note = f"{its} at the best {course.name} (step {best:,})"
         error = _error_of(step, line.metric)
-        figures.append(HeadlineFigure(line.title, points[0][1], after, error, note, is_judged and got_worse))
+        before = points[0][1]
+        if after is not None and _is_tied(step):  # at the start of DPO, where no response is ahead
+            before, after, note = after, None, note or "not compared: before training, all pairs tie"
+        meaning = _meaning(step, line.metric)
+        figures.append(HeadlineFigure(line.title, before, after, error, note, meaning, is_judged and got_worse))
     return figures
+
+
+def _is_tied(step: StepRun) -> bool:
+    """True if the first evaluation found every margin 0: the policy is still its reference."""
+    return [value for at, value in step.points("eval/reward_margin")[:1] if not at] == [0.0]
+
+
+def _meaning(step: StepRun, metric: str) -> str:
+    """What the chart of a metric says of it."""
+    curves = step.declaration.figures.curves
+    return next((curve.note for curve in curves if metric in curve.metrics.values()), "")
 
 
 def _error_of(step: StepRun, metric: str) -> float | None:

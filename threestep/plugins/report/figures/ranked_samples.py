@@ -8,7 +8,7 @@ from typing import Any
 
 from threestep.plugins.report.figures.reading import StepRun, finite
 from threestep.plugins.report.figures.sample_media import sample_media
-from threestep.plugins.report.figures.tables import clipped, text_of
+from threestep.plugins.report.figures.tables import FIRST, clipped, text_of
 
 _WORST, _FIRST = 6, 4  # rows to show
 
@@ -49,7 +49,7 @@ def ranked_samples(steps: Sequence[StepRun]) -> list[RankedSample]:
     ordered = sorted((margin, key) for key, margin in margins.items() if margin is not None)
     when = "after training" if len(groups[0]) > 1 else "before training"
     picked = {key: f"Judged worst {when}" for _, key in ordered[:_WORST]}
-    picked |= {key: "The first" for key in [key for key in keys if key not in picked][:_FIRST]}
+    picked |= {key: FIRST for key in [key for key in keys if key not in picked][:_FIRST]}
     return [_row(why, key, steps, groups) for key, why in picked.items()]
 
 

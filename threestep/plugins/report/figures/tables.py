@@ -16,6 +16,7 @@ from training.utils.run.run_folder import read_rollouts
 
 _MOST_EVALUATIONS = 40  # lines of their table
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each
+FIRST = "First held-out rows"  # why a sample is shown
 _LONGEST_TEXT = 4000  # characters of one text
 
 
@@ -106,7 +107,7 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
     """(why, key of a prompt), each prompt once; only prompts that every group has, if there are any."""
     keys = [key for key in groups[0] if all(key in group for group in groups)] or list(groups[0])
     has_rewards = any("reward" in group[key] for group in groups for key in keys if key in group)
-    first = [("The first", key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
+    first = [(FIRST, key) for key in keys[: _FIRST if has_rewards else _FIRST + _MOST_CHANGED]]
     if not with_gains:
         return first
     gains = []
@@ -115,8 +116,8 @@ def _picked(groups: Sequence[dict[str, dict[str, Any]]], with_gains: bool) -> li
         if before is not None and after is not None:
             gains.append((after - before, key))
     gains.sort(key=lambda pair: pair[0])
-    rose = [("Rose most", key) for gain, key in reversed(gains[-_MOST_CHANGED:]) if gain > 0]
-    fell = [("Fell most", key) for gain, key in gains[:_MOST_CHANGED] if gain < 0]
+    rose = [("Reward rose most", key) for gain, key in reversed(gains[-_MOST_CHANGED:]) if gain > 0]
+    fell = [("Reward fell most", key) for gain, key in gains[:_MOST_CHANGED] if gain < 0]
     return first + rose + fell
 
 
@@ -173,7 +174,7 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
     for split, name in (("train", "training rows"), ("eval", "held-out rows")):
         report = step.reports.data_report.get(split)
         if isinstance(report, dict):
-            rows.append((name, f"{_count(report.get('rows'))} of {_count(report.get('tokens'))} tokens"))
+            rows.append((name, f"{_count(report.get('rows'))} ({_count(report.get('tokens'))} tokens)"))
             rows.append((f"{name} cut", _count(report.get("truncated"))))
             dropped = report.get("dropped")
             reasons = dropped.items() if isinstance(dropped, dict) else ()
@@ -191,7 +192,8 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
             continue  # what is drawn for the report alone is short on purpose
         cut = sum(sample.get("ended") is False for sample in samples)
         limit = "a limit" if any("cut_by" in sample for sample in samples) else "the length limit"
-        rows.append((f"responses to {label} cut by {limit}", f"{cut:,} of {len(samples):,}"))
+        said = f"responses {label} training" if label in ("before", "after") else f"responses of {label}"
+        rows.append((f"{said} cut by {limit}", f"{cut:,} of {len(samples):,}"))
     return rows
 
 
@@ -214,8 +216,10 @@ def harness_rows(step: StepRun) -> list[list[str]]:
 
 
 def settings_rows(steps: Sequence[StepRun]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:
-    """(settings that differ between the runs, the others), each as (name, value in each run)."""
-    names = sorted({name for step in steps for name in step.settings})
+    """(settings that differ between the runs, the others), each as (name, value in each run). Each run has a folder of
+    its own, which is no difference."""
+    ignored = {"output_dir"} if len(steps) > 1 else set()
+    names = sorted({name for step in steps for name in step.settings} - ignored)
     rows = [(name, [_setting(step, name) for step in steps]) for name in names]
     return [row for row in rows if len(set(row[1])) > 1], [row for row in rows if len(set(row[1])) == 1]
 

@@ -11,7 +11,7 @@ from threestep.plugins.report.figures.numbers import shown
 from threestep.plugins.report.figures.tables import paired_rows
 from threestep.plugins.report.gaming.surface import FEATURES
 from threestep.plugins.report.gaming.values import label_of
-from threestep.plugins.report.pages.document import scrolled, table
+from threestep.plugins.report.pages.document import scrolled, table, with_flags
 from threestep.plugins.report.pages.samples_section import answers_card
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _of_run(figures: GamingFigures, chart: str, several: bool) -> str:
     title = f"<h3>{escape(figures.run)}</h3>" if several else ""
     signs = "".join(f'<p class="warning">{escape(_readable(sign))}.</p>' for sign in figures.signs)
     none = "" if figures.signs else f'<p class="card">{escape(_unsuspicious(figures))}</p>'
-    missing = "" if account.held_out else f'<p class="soft">{escape(_NONE_HELD_OUT)}</p>'
+    missing = "" if account.held_out else f'<p class="soft above">{with_flags(_NONE_HELD_OUT)}</p>'
     at = "" if figures.kl is None else f" KL to the reference at the end: {shown(figures.kl)} nats per response."
     curve = f'<div class="charts">{chart}</div>' if chart else ""
     return (
@@ -73,7 +73,7 @@ def _values(drifts: Sequence[Drift]) -> str:
         ]
         for drift in drifts
     ]
-    head = ["", "trained on", "before → after", "change ± s.e.", "in s.d."]
+    head = ["", "trained on", "before → after", "change ± standard error", "in standard deviations"]
     name = "The score and held-out values"
     return f"<h3>{name}</h3>{scrolled(table(head, rows, numbers=range(2, 5)), name)}"
 
@@ -95,7 +95,7 @@ def _features(figures: GamingFigures) -> str:
     words = "; ".join(f"{feature}: {meaning}" for feature, meaning in FEATURES.items())
     return (
         f"<h3>{name}</h3>{scrolled(table(head, rows, numbers=range(1, 5)), name)}"
-        f'<p>{escape(explained)} <span class="soft">{escape(words)}.</span></p>'
+        f'<p class="above">{escape(explained)} <span class="soft">{escape(words)}.</span></p>'
     )
 
 
@@ -105,10 +105,14 @@ def _feature_row(feature: FeatureAccount) -> list[str]:
     return [
         feature.name,
         " → ".join(map(shown, feature.means)),
-        " → ".join("–" if value is None else f"{_rounded(value):.2f}" for value in feature.correlations),
+        "–" if before is None and after is None else " → ".join(map(_correlation, feature.correlations)),
         "–" if change is None else f"{_rounded(change):+.2f}",
         "–" if feature.share is None else f"{_rounded(feature.share):.0%}",
     ]
+
+
+def _correlation(value: float | None) -> str:
+    return "–" if value is None else f"{_rounded(value):.2f}"
 
 
 def _rounded(value: float) -> float:

@@ -7,6 +7,7 @@ alone.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -169,7 +170,8 @@ def _results(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> 
     settings that differ."""
     steps = [step for run in runs for step in run.steps]
     facts = dict(facts_of(runs[0])) if len(runs) == 1 else {}
-    line = " · ".join(facts[name] for name in ("Model", "Data", "Duration") if name in facts)
+    known = [facts[name] for name in ("Model", "Data", "Duration") if name in facts]
+    line = " · ".join([*map(_title, by_kind.values()), *known]) if len(runs) == 1 else f"{len(runs)} runs, compared"
     return (
         (f'<p class="soft">{escape(line)}</p>' if line else "")
         + _warnings(steps)
@@ -186,7 +188,7 @@ def _facts(runs: Sequence[ReportedRun]) -> str:
         return ""
     if len(runs) > 1:
         rows = [[name, *(of_run.get(name, "–") for of_run in facts)] for name in names]
-        return scrolled(table(["", *(run.name for run in runs)], rows), "the runs")
+        return scrolled(table(["", *(run.name for run in runs)], rows, numbers=()), "the runs")
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(facts[0][name])}</dd>" for name in names)
     return f'<dl class="card facts">{lines}</dl>'
 
@@ -207,7 +209,9 @@ def _differences(by_kind: dict[str, list[StepRun]]) -> str:
 
 def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
     if len(runs) == 1:
-        return tile_grid([_tile(figure) for steps in by_kind.values() for step in steps for figure in headline(step)])
+        boxes = [_tile(figure) for steps in by_kind.values() for step in steps for figure in headline(step)]
+        title = '<p class="soft above">Held-out figures, before → after training</p>' if boxes else ""
+        return title + tile_grid(boxes)
     rows: dict[str, dict[str, str]] = {}
     for steps in by_kind.values():
         for step in steps:
@@ -215,7 +219,7 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
                 rows.setdefault(figure.title, {})[step.run] = _before_after(figure)
     head = ["", *(run.name for run in runs)]
     body = [[title, *(values.get(run.name, "–") for run in runs)] for title, values in rows.items()]
-    note = '<p class="soft">held-out figures before → after training (± standard error of the gain)</p>'
+    note = '<p class="soft">Held-out figures, before → after training (gain ± its standard error)</p>'
     figures = note + table(head, body, numbers=())  # which may wrap: a phone shows two runs
     return scrolled(figures, "held-out figures") if rows else ""
 
@@ -223,16 +227,27 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
 def _tile(figure: HeadlineFigure) -> str:
     before, after = shown_together(figure.before, figure.after)
     value = before if figure.after is None else f"<i>{before} →</i> {after}"
-    under = f'<span class="soft">gain ± {shown(figure.error)} (s.e.)</span>' if figure.error is not None else ""
+    under = f'<span class="note soft">{escape(figure.meaning)}</span>' if figure.meaning else ""
+    gain = _gain(figure)
+    under += f'<span class="note">gain {gain} (standard error)</span>' if gain else ""
     kind = "bad" if figure.got_worse else "soft"
     under += f'<span class="note {kind}">{escape(figure.note)}</span>' if figure.note else ""
     return f'<div class="tile"><span class="soft">{escape(figure.title)}</span><b>{value}</b>{under}</div>'
 
 
+def _gain(figure: HeadlineFigure) -> str:
+    """The gain and its standard error, to two digits of the error; "" without one."""
+    before, after, error = figure.before, figure.after, figure.error
+    if before is None or after is None or error is None:
+        return ""
+    decimals = min(max(1 - math.floor(math.log10(error)), 0), 6) if error else 4
+    return f"{after - before:+.{decimals}f} ± {error:.{decimals}f}"
+
+
 def _before_after(figure: HeadlineFigure) -> str:
-    (before, after), error = shown_together(figure.before, figure.after), figure.error
+    (before, after), gain = shown_together(figure.before, figure.after), _gain(figure)
     text = before if figure.after is None else f"{before} → {after}"
-    notes = ([f"± {shown(error)}"] if error is not None else []) + ([figure.note] if figure.note else [])
+    notes = ([f"gain {gain}"] if gain else []) + ([figure.note] if figure.note else [])
     return text + (f" ({'; '.join(notes)})" if notes else "")
 
 
@@ -354,7 +369,7 @@ def _every_metric(step: StepRun, several: bool) -> str:
     if not rows:
         return ""
     head = "".join(f'<th class="number">{word}</th>' for word in ("first", "last", "least", "greatest"))
-    title = f"Every metric of {step.run}: {step.path.name}" if several else f"Every metric of {step.path.name}"
+    title = f"Every metric of {_label(step, several)}"
     figures = scrolled(f"<table><tr><th>metric</th>{head}<td></td></tr>{rows}</table>", title)
     return f"<details><summary>{escape(title)}</summary>{figures}</details>"
 

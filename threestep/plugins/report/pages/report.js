@@ -35,7 +35,7 @@ const withRoom = ([low, high]) => {
 const sectionOf = figure => figure.closest("section")?.id ?? "";
 
 function axes(svg, x, y, chart, log) {
-  const whole = chart.kind === "lines";  // there is no step 1.5
+  const whole = chart.x === "step";  // there is no step 1.5
   const xs = x.ticks(Math.max(2, Math.floor((x.range()[1] - LEFT) / 80))).filter(v => !whole || Number.isInteger(v));
   svg.append("g").attr("class", "axis").attr("transform", `translate(0,${HEIGHT - BOTTOM})`)
     .call(d3.axisBottom(x).tickValues(xs).tickFormat(tick).tickSize(4));
@@ -75,7 +75,7 @@ function lines(svg, chart, figure, width) {
   for (const line of on) {
     const known = d3.range(line.xs.length).filter(i => fits(line.ys[i])), few = known.length < 3;
     const colour = `c${line.colour}`, dashes = line.held ? " dashed" : "";
-    if (!few) path(line, `line ${colour}${dashes}${line.mean ? " faint" : ""}`);
+    if (!few || line.held && known.length > 1) path(line, `line ${colour}${dashes}${line.mean ? " faint" : ""}`);
     if (line.mean) path(line.mean, `line ${colour}`);
     if (few || line.held)
       for (const i of known.filter((_, place) => place % Math.ceil(known.length / 60) === 0 || place === known.length - 1))
@@ -128,7 +128,7 @@ function tell(figure, at) {
   view.at = at;
   if (view.chart.kind === "histogram") {
     const edges = view.chart.edges, bin = Math.min(Math.max(d3.bisectRight(edges, at ?? NaN) - 1, -1), edges.length - 2);
-    view.chart.kinds.forEach((kind, i) => cells[i].textContent = at == null || bin < 0 ? d3.format(",")(d3.sum(kind.counts))
+    view.chart.kinds.forEach((kind, i) => cells[i].textContent = at == null || bin < 0 ? `${d3.format(",")(d3.sum(kind.counts))} responses`
       : `${shown(kind.shares[bin])} % (${kind.counts[bin]})`);
     where.textContent = at == null || bin < 0 ? "" : `${shown(edges[bin])} to ${shown(edges[bin + 1])}`;
     return;

@@ -19,7 +19,7 @@ from threestep.plugins.report.figures.ranked_samples import (
     ranked_samples,
 )
 from threestep.plugins.report.figures.sample_media import media_shown
-from threestep.plugins.report.figures.tables import Sampled, SampledAnswer, answers_along, sampled_rows
+from threestep.plugins.report.figures.tables import FIRST, Sampled, SampledAnswer, answers_along, sampled_rows
 
 if TYPE_CHECKING:
     from threestep.plugins.report.figures.reading import StepRun
@@ -47,7 +47,7 @@ def first_sample(steps: Sequence[StepRun]) -> str:
         return ""
     if has_ranked_samples(last[0]):
         judged = ranked_samples(last)
-        row = next((row for row in judged if row.why == "The first"), judged[0])
+        row = next((row for row in judged if row.why == FIRST), judged[0])
         card = _ranked_card(row, last[0].declaration.figures.samples.score)
     else:
         rows = sampled_rows(last)

@@ -30,6 +30,8 @@ h3.kind { font-size: 17px; } p + h3.kind, .card + h3.kind, details + h3.kind { m
 .tiles + .card, .tiles + p { margin-top: 14px; }
 h2.small { font-size: 15px; margin: 0 0 4px; padding: 0; }
 p { margin: 0 0 8px; }
+p.above { margin-top: 14px; } .above + .tiles { margin-top: 0; }
+h3 + .scroll { margin-top: 6px; }
 p, li, dd, dt, summary, span.soft { overflow-wrap: anywhere; }
 .soft, figcaption p, footer { color: var(--soft); font-size: 13px; }
 .paths { overflow-wrap: anywhere; }
@@ -56,11 +58,11 @@ figure { margin: 0; padding: 12px 12px 6px; min-width: 0; display: flex; flex-di
 .title { display: flex; align-items: baseline; gap: 8px; min-height: 28px; }
 .where { margin-left: auto; white-space: nowrap; font-variant-numeric: tabular-nums; }
 button { font: inherit; font-size: 13px; color: var(--text); background: transparent; border: 1px solid var(--edge);
-  border-radius: 6px; padding: 2px 9px; min-height: 26px; cursor: pointer; }
+  border-radius: 6px; padding: 2px 9px; min-height: 26px; cursor: pointer; white-space: nowrap; }
 button:hover { background: var(--grid); }
 button[data-log][aria-pressed=true] { background: var(--text); color: var(--card); border-color: var(--text); }
 .legend button { display: flex; align-items: center; gap: 6px; border: 0; padding: 1px 4px; margin: 0 -4px;
-  text-align: left; overflow-wrap: anywhere; min-height: 24px; }
+  text-align: left; overflow-wrap: anywhere; white-space: normal; min-height: 24px; }
 .legend button[aria-pressed=false] { text-decoration: line-through; color: var(--soft); }
 .legend button[aria-pressed=false] i { opacity: .3; }
 .legend b { font-weight: 600; font-variant-numeric: tabular-nums; min-width: 3.2em; }
@@ -123,7 +125,11 @@ td.value { overflow-wrap: anywhere; font-size: 13px;
 .bars u { grid-column: 1 / -1; height: 8px; border-radius: 4px; background: var(--grid); overflow: hidden; }
 .bars u i { display: block; height: 100%; border-radius: 4px; background: var(--c0); }
 .sample { margin-top: 12px; }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 16em; overflow-y: auto; unicode-bidi: isolate; }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 16em; overflow-y: auto; unicode-bidi: isolate;
+  background: linear-gradient(var(--card) 40%, transparent) 0 0 / 100% 40px no-repeat local,
+  linear-gradient(0deg, var(--card) 40%, transparent) 0 100% / 100% 40px no-repeat local,
+  linear-gradient(var(--edge), transparent) 0 0 / 100% 12px no-repeat scroll,
+  linear-gradient(0deg, var(--edge), transparent) 0 100% / 100% 12px no-repeat scroll; }
 .prompt { font-weight: 550; }
 """
     + MEDIA_STYLE

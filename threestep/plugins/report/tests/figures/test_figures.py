@@ -24,7 +24,7 @@ from threestep.plugins.report.figures.numbers import duration, shown, shown_toge
 from threestep.plugins.report.figures.reading import read_runs
 from threestep.plugins.report.figures.rollout_account import NOT_DRAWN, WAITING, rollout_account
 from threestep.plugins.report.figures.sample_media import media_shown, sample_media
-from threestep.plugins.report.figures.tables import sampled_rows
+from threestep.plugins.report.figures.tables import sampled_rows, settings_rows
 from threestep.plugins.report.tests.conftest import write_lines
 from training.step3_ppo.contracts.rollouts import RolloutEvents, RolloutsOfStep, Times
 from training.utils.run.run_folder import LOGS, ROLLOUTS, RunLog, read_rollouts
@@ -41,6 +41,39 @@ def test_curves_are_the_numbers_of_metrics_jsonl(sft_run, ppo_run):
         columns = [[(row["step"], row[name]) for row in lines if name in row] for name in names]
         found = [list(line.points) for chart in curves_of(steps_of(folder)) for line in chart.lines]
         assert found and all(points in columns for points in found)
+
+
+def test_several_runs_share_a_chart_of_the_held_out_reward_and_no_curve_repeats_another(ppo_run):
+    """With --kl_in loss, no penalty is in the reward, whose curve would be the score's."""
+    runs = [ppo_run(name) for name in ("in_reward", "in_loss")]
+    for folder, penalty in zip(runs, (0.5, 0.0), strict=True):
+        with open(folder / "metrics.jsonl", "a") as file:
+            scores = ((1, 1.1), (2, 1.9))
+            file.writelines(json.dumps({"step": at, "rollout/reward": score - penalty}) + "\n" for at, score in scores)
+    charts = {chart.title: chart for chart in curves_of([step for folder in runs for step in steps_of(folder)])}
+    shown = {title: [line.label for line in chart.lines] for title, chart in charts.items() if "Reward" in title}
+    both = ["in_reward", "in_loss"]
+    assert shown == {
+        "Reward: held-out prompts": both, "Reward: rollouts": both, "Reward: with the KL penalty": both[:1]
+    }  # fmt: skip
+    assert all(line.is_evaluation for line in charts["Reward: held-out prompts"].lines)
+    [alone] = [chart for chart in curves_of(steps_of(runs[1])) if chart.title == "Reward"]
+    assert [line.label for line in alone.lines] == ["rollouts", "held-out prompts"]
+
+
+def test_a_figure_that_never_changes_is_a_sentence(sft_run):
+    def words(*values: float | None) -> str:
+        points = tuple(enumerate(values))
+        return in_words(LineChart("Clip fraction", (ChartLine("actor", points, 0), ChartLine("critic", points, 1))))
+
+    assert words(0.0, 0.0, 0.0) == "0 throughout" and words(0.0, 0.0, 0.5) == words(0.0, None, 0.0) == ""
+
+
+def test_a_folder_of_its_own_is_no_difference(sft_run):
+    steps = [*steps_of(sft_run("a", output_dir="a")), *steps_of(sft_run("b", output_dir="b", seed=2))]
+    differ, same = settings_rows(steps)
+    assert differ == [("seed", ["1", "2"])] and "output_dir" not in dict(same)
+    assert ("output_dir", ["a"]) in settings_rows(steps[:1])[1]
 
 
 def test_rollouts_ahead_show_who_waited_for_whom(ppo_run):
@@ -62,7 +95,7 @@ def test_rollouts_ahead_show_who_waited_for_whom(ppo_run):
 
 def test_time_goes_to_phases_and_the_rest_to_what_a_line_tells(ppo_run, sft_run, tmp_path):
     # evaluation: 2 s before step 0, 1 s at the end. Steps: 3 s and 4 s, of which 3 s rollouts and 3.5 s learning.
-    phases = [("evaluation", 3.0), ("rollout", 3.0), ("learn", 3.5), ("the rest", 0.5)]
+    phases = [("evaluation", 3.0), ("rollout", 3.0), ("learn", 3.5), ("other", 0.5)]
     assert phase_seconds(*steps_of(ppo_run())) == (phases, 10.0)
     # 1 s, then steps that end at 2, 3 and 4 s, then 6 s
     assert phase_seconds(*steps_of(sft_run())) == ([("evaluation", 7.0), ("training", 3.0)], 10.0)
@@ -70,7 +103,10 @@ def test_time_goes_to_phases_and_the_rest_to_what_a_line_tells(ppo_run, sft_run,
     line = {"step": 1, "seconds": 4.0, "time/rollout": 3.0, "time/1_generate": 2.0, "rollout/score": 1.0}
     line["time_per_token_ms/1_generate"] = 90.0  # no seconds
     write_lines(tmp_path / "metrics.jsonl", [line])
-    assert phase_seconds(*steps_of(tmp_path)) == ([("rollout", 3.0), ("1 generate", 2.0)], 4.0)
+    assert phase_seconds(*steps_of(tmp_path)) == ([("rollout", 3.0), ("generate", 2.0)], 4.0)
+    line |= {"time/2_score": 0.01, "time/checkpoint": 0.005}  # too short to be seen
+    write_lines(tmp_path / "metrics.jsonl", [line])
+    assert phase_seconds(*steps_of(tmp_path)) == ([("rollout", 3.0), ("generate", 2.0), ("other", 0.015)], 4.0)
 
 
 def test_the_mean_is_over_the_values_around():
@@ -179,8 +215,8 @@ def test_samples_stand_side_by_side(ppo_run):
     ]  # fmt: skip
     rows = sampled_rows(steps_of(ppo_run(samples=samples)))
     assert [(row.why, row.prompt) for row in rows] == [
-        *(("The first", f"p{index}") for index in range(4)),
-        ("Rose most", "p7"), ("Rose most", "p4"), ("Fell most", "p8"), ("Fell most", "p5"),
+        *(("First held-out rows", f"p{index}") for index in range(4)),
+        ("Reward rose most", "p7"), ("Reward rose most", "p4"), ("Reward fell most", "p8"), ("Reward fell most", "p5"),
     ]  # fmt: skip
     assert [(answer.column, answer.text, answer.marks[0]) for answer in rows[4].answers] == [
         ("before", "r0", ("reward", 1.0)), ("after", "r7", ("reward", 6.0))

@@ -209,6 +209,7 @@ def test_noise_is_not_worse():
 
 
 OVERFIT = ((0, 4.0, 0.1), (10, 2.0, 0.5), (20, 1.5, 0.6), (30, 1.9, 0.65))
+LOSS, ACCURACY = ("nats per token",), ("share of tokens that are the model's first choice",)
 NEVER_BETTER = ((0, 1.0, 0.5), (1, 2.0, 0.4), (2, 3.0, 0.3))
 
 
@@ -234,8 +235,8 @@ def test_the_best_step_is_beside_the_last(step_of):
     step = step_of()
     assert best_step(step) == 20
     assert headline(step) == [
-        HeadlineFigure("SFT loss", 4.0, 1.9, None, "best: 1.5 after step 20", got_worse=True),
-        HeadlineFigure("Token accuracy", 0.1, 0.65, None, "0.6 at the best loss (step 20)"),
+        HeadlineFigure("SFT loss", 4.0, 1.9, None, "best: 1.50 after step 20", *LOSS, got_worse=True),
+        HeadlineFigure("Token accuracy", 0.1, 0.65, None, "0.600 at the best loss (step 20)", *ACCURACY),
     ]
     assert worse_sentence(step).startswith(
         "the held-out loss was lowest after step 20 (1.5) but is 1.9 after step 30 (Token accuracy got better, 0.6 to "
@@ -253,8 +254,8 @@ def test_a_run_that_never_got_better(step_of):
 def test_the_model_of_the_best_step_has_its_figures(step_of):
     step = step_of(load_best_model_at_end=True)
     assert headline(step) == [
-        HeadlineFigure("SFT loss", 4.0, 1.5, None, "from the best step, 20"),
-        HeadlineFigure("Token accuracy", 0.1, 0.6, None, "from the best step, 20"),
+        HeadlineFigure("SFT loss", 4.0, 1.5, None, "from the best step, 20", *LOSS),
+        HeadlineFigure("Token accuracy", 0.1, 0.6, None, "from the best step, 20", *ACCURACY),
     ]
     assert worse_sentence(step) == "" and worse_sentence(step_of(load_best_model_at_end=True, done=False)) != ""
     # The best is one after training.
@@ -267,11 +268,28 @@ def test_a_run_is_judged_by_the_metric_that_it_names(step_of):
     assert best_step(step_of(metric_for_best_model="token_accuracy", greater_is_better=False)) == 0
 
 
+def test_equal_evaluations_have_no_better_one_among_them(step_of):
+    step = step_of(((0, 3.0, 0.1), (10, 2.0, 0.5), (20, 2.0, 0.5)))
+    assert best_step(step) == 10 and [figure.note for figure in headline(step)] == ["", ""]
+
+
+def test_dpo_is_not_compared_with_its_start_where_all_pairs_tie(step_of):
+    """Policy and reference are the same then: an accuracy of 0 is not a bad one."""
+    evaluations = ((0, 0.69, 0.0), (10, 0.6, 0.7), (20, 0.5, 0.8))
+    step = step_of(evaluations, "training.step2_dpo.main", "accuracy")
+    assert [(figure.before, figure.after) for figure in headline(step)] == [(0.0, 0.8)]
+    with open(step.path / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps({"step": at, "eval/reward_margin": float(at)}) + "\n" for at in (0, 20))
+    figures = headline(only_step(step.path))
+    assert [(figure.before, figure.after) for figure in figures] == [(0.8, None), (20.0, None)]
+    assert all(figure.note for figure in figures)
+
+
 @pytest.mark.parametrize(("program", "gap"), [("step2_reward", "score_gap"), ("step2_dpo", "reward_margin")])
 def test_pairs_are_judged_by_their_loss(step_of, program, gap):
     program = f"training.{program}.main"
     step = step_of(program=program, accuracy="accuracy")
-    assert best_step(step) == 20 and headline(step)[0].note == "0.6 at the best loss (step 20)"
+    assert best_step(step) == 20 and headline(step)[0].note == "0.600 at the best loss (step 20)"
     assert worse_sentence(step) == ""  # pairs are ranked better
     assert worse_sentence(step_of((*OVERFIT[:3], (30, 1.9, 0.6)), program, "accuracy")) != ""
     with open(step.path / "metrics.jsonl", "a") as file:

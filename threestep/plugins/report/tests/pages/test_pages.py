@@ -123,8 +123,8 @@ def test_everything_stands_on_it(tmp_path, sft_run, ppo_run):
     text, reader = read(tmp_path / "all")
     expected = {
         "Step 1: supervised fine-tuning", "Step 3: PPO", "Loss", "Throughput", "KL to the reference",
-        "Length and reward", "Rewards of held-out prompts", "Samples", "Rose most", "Human: 3? Assistant:", "Time",
-        "startup, loading and saving", "Cut and left out", "7 too long", "Settings", "learning_rate",
+        "Length and reward", "Rewards of held-out prompts", "Samples", "Reward rose most", "Human: 3? Assistant:",
+        "Time", "startup, loading and saving", "Cut and left out", "7 too long", "Settings", "learning_rate",
         "Every metric of step1_sft", "rollout",
         "Written 2026-01-02 03:04 by Threestep, from the files in the runs' folders.",
     }  # fmt: skip
@@ -149,13 +149,13 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     text, reader = read(folder)
     worse = "SFT: the held-out loss was lowest after step 2 (2) but is 2.75"
     assert any(told.startswith(worse) for told in reader.texts)
-    assert "<code>--early_stopping 3</code>" in text and '<span class="note bad">best: 2 after step 2</span>' in text
+    assert "<code>--early_stopping 3</code>" in text and '<span class="note bad">best: 2.00 after step 2</span>' in text
     assert [line.get("best") for line in drawings(text)["sft-0"]["lines"]] == [None, [2.0, 2.0]]
     assert "nats per token; ring: the best evaluation, after step 2" in reader.texts
     assert "Every evaluation: the best is after step 2" in reader.texts
     assert re.findall(r'<tr class="chosen"><td>([^<]*)</td><td class="number">([^<]*)<', text) == [("2 (best)", "2")]
     compared, _ = read(folder, sft_run("other"))
-    assert "4.50 → 2.75 (best: 2 after step 2)" in compared and '<p class="warning">sft: the held-out' in compared
+    assert "4.50 → 2.75 (best: 2.00 after step 2)" in compared and '<p class="warning">sft: the held-out' in compared
 
 
 def test_without_the_library_the_page_is_there_and_says_what_is_missing(sft_run, monkeypatch):
