@@ -58,7 +58,7 @@ def _reason(head: RecordHead, lacks: str) -> str:
 
 
 def meaning(name: str) -> str:
-    """What a quantity is."""
+    """A quantity in words."""
     field = TENSORS.get(name)
     return field.meaning if field else FIGURES.get(name) or STATES.get(f"{name}.", "")
 
@@ -96,7 +96,7 @@ _FARTHEST = ("recorded", "right", "allowed")
 
 
 def allowed(difference: float) -> str:
-    """How far a number may be from its reference; two policies may be any distance apart."""
+    """The distance that a number may have from its reference; two policies may be any distance apart."""
     return f"{difference:.2g}" if math.isfinite(difference) else "any"
 
 

@@ -110,7 +110,7 @@ def _is_tied(step: StepRun) -> bool:
 
 
 def _meaning(step: StepRun, metric: str) -> str:
-    """What the chart of a metric says of it."""
+    """The note of a metric's chart."""
     curves = step.declaration.figures.curves
     return next((curve.note for curve in curves if metric in curve.metrics.values()), "")
 
