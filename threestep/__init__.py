@@ -36,7 +36,9 @@ keep_apart(_HERE)
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'threestep' has no attribute '{name}'")
+        calls = [each for each in ("sft", "reward", "dpo", "ppo", "grpo", "rloo") if name.lower().startswith(each)]
+        advice = f"call threestep.{calls[0]}(model, rows, ...)" if calls else f"it has {', '.join(__all__)}"
+        raise AttributeError(f"module 'threestep' has no attribute '{name}'; {advice}")
     if name == "audit":
         return importlib.import_module("threestep.audit")
     home = importlib.import_module(loaded_name("training") if name == "__version__" else "threestep.training_calls")

@@ -24,6 +24,7 @@ from training.utils.plugins.registry import plugin_module
 
 ROWS_FILE = "given_rows"
 REWARD, CALLBACK = "reward", "callback"
+_REWARD_FUNCS, _REWARD_WEIGHTS = "reward_funcs", "reward_weights"  # TRL's
 _MAIN = "__main__"
 
 
@@ -131,8 +132,8 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
             raise ThreestepError(f"{setting}: two functions are named '{_name_of(function)}'; rename one of them")
         return address
 
-    plain = dict(settings)
-    for name, value in settings.items():
+    plain = _with_reward(settings)
+    for name, value in [*plain.items()]:
         if name == CALLBACK and value is not None and not isinstance(value, str):
             plugin_module("callback", "called").check_callback(value)
         if name == REWARD:
@@ -140,6 +141,22 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
         elif callable(value):
             plain[name] = address_of(value, name)
     return plain, functions
+
+
+def _with_reward(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the functions of TRL's reward_funcs, and their reward_weights, in `reward`."""
+    plain = dict(settings)
+    if any(map(callable, _listed(plain.get(_REWARD_FUNCS)))):
+        plain[REWARD] = plain.pop(_REWARD_FUNCS)
+    functions = _listed(plain.get(REWARD))
+    if plain.get(_REWARD_WEIGHTS) is not None and any(map(callable, functions)):
+        weights = _listed(plain.pop(_REWARD_WEIGHTS))
+        if len(weights) != len(functions):
+            raise ThreestepError(
+                f"{_REWARD_WEIGHTS} expects {len(functions)} weights, one per reward, got {len(weights)}"
+            )
+        plain[REWARD] = dict(zip(functions, weights, strict=True))
+    return plain
 
 
 def _reward_text(reward: Any, address_of: Callable[[Callable[..., Any], str], str]) -> str:

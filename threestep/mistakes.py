@@ -4,18 +4,36 @@ a traceback that ends at the call."""
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.arguments import choices_of, defaults_of
 from training.utils.flags.step import known_steps
 from training.utils.plugins.registry import plugin_module, plugins
 
-# Arguments of TRL's trainers, and what takes their place here.
-_OF_TRL = {"train_dataset": "rows", "eval_dataset": "eval_rows", "processing_class": "tokenizer", "args": "its fields"}
+# Arguments of TRL's trainers and of the command line, and what to do instead.
+_NO_ARGUMENTS = {
+    "train_dataset": "pass rows instead",
+    "eval_dataset": "pass eval_rows instead",
+    "processing_class": "pass tokenizer instead",
+    "args": "pass its fields instead, such as learning_rate=1e-5",
+    "ref_model": "remove it; the reference is the model that the run starts from",
+    "value_model": "remove it; the critic starts from reward_model",
+    "formatting_func": "pass formatted rows instead: [{'text': formatting_func(row)} for row in rows]",
+    "compute_metrics": "pass callback instead, a function (step, figures) that may return more figures",
+    "callbacks": "pass callback instead, a function (step, figures)",
+    "data_collator": "remove it; rows are packed without padding",
+    "optimizers": "pass optimizer, learning_rate and lr_scheduler_type instead",
+    "quantization_config": "pass load_in_4bit=True or load_in_8bit=True instead",
+    "data_path": "pass rows instead",
+    "model_name_or_path": "pass model instead",
+    "actor_model_name_or_path": "pass model instead",
+    "critic_model_name_or_path": "pass reward_model instead",
+}
 VARIABLE = "THREESTEP_TRACEBACK"  # set: mistakes keep the traceback of the program
 # Arguments that are flags by another name.
 _ARGUMENTS = {
@@ -34,15 +52,24 @@ Returned = TypeVar("Returned")
 
 
 def mistakes_in_python(call: Callable[Taken, Returned]) -> Callable[Taken, Returned]:
-    """A call, named as a step (`sft`, ...) or `new_model`, whose ThreestepErrors name its arguments, with a traceback
-    of the call alone unless `VARIABLE` is set. Other exceptions pass through."""
+    """A call, named as a step (`sft`, ...), `evaluate` or `new_model`, whose ThreestepErrors name its arguments, with a
+    traceback of the call alone unless `VARIABLE` is set. Other exceptions pass through."""
 
     @functools.wraps(call)
     def called(*given: Taken.args, **settings: Taken.kwargs) -> Returned:
-        cause = None
-        for name, instead in _OF_TRL.items():
-            if name in settings:
-                raise ThreestepError(f"unknown argument {name}; pass {instead} instead")
+        cause, mistakes = None, Mistakes()
+        for name in filter(_NO_ARGUMENTS.__contains__, settings):
+            mistakes.add(f"unknown argument {name}; {_NO_ARGUMENTS[name]}")
+        mistakes.raise_if_any()
+        signature = inspect.signature(call)
+        try:
+            signature.bind(*given, **settings)
+        except TypeError as problem:
+            shown = ", ".join(
+                each.name for each in signature.parameters.values() if each.kind == each.POSITIONAL_OR_KEYWORD
+            )
+            called_as = f"threestep.{call.__name__}({shown}, name=value, ...)"
+            raise ThreestepError(f"{problem}; call it as {called_as}") from None
         try:
             return call(*given, **settings)
         except ThreestepError as mistake:

@@ -27,7 +27,7 @@ REWARD = "reward"
 class Result:
     """A finished run.
 
-    kind: sft, reward, dpo or ppo
+    kind: sft, reward, dpo, ppo, grpo or rloo
     folder: the run's --output_dir: config.yaml, metrics.jsonl, report.html, model/ and more
     figures: the content of summary.json: evaluations before and after training, and seconds; None without evaluation
         rows; empty after a dry run
@@ -93,6 +93,11 @@ class Result:
         other = parts.AskedRules(tuple(rules))
         asked = parts.AskedStep(self.folder, step, update, last, held_out, other, work=work, trust_run=True)
         return parts.explanation_of(asked)  # this program called the run, whose code it is
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a result has no '{name}'; it has figures, folder, metrics, model, model_folder, report and tokenizer"
+        )
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items() if value is not None)

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,8 @@ def ppo(
         (--critic_model_name_or_path)
     peft_config: for the actor
     settings: those of `sft`. reward: a function fn(prompts, responses, **columns) that returns one number per response,
-        or TRL's fn(completions, **columns); a value of --reward; a list of these; or a dict of weights. Other settings
+        or TRL's fn(completions, **columns); a value of --reward; a list of these; or a dict of weights. TRL's
+        reward_funcs and reward_weights do the same. Other settings
         that name a function (checker, advantage, policy_loss, ...) also accept the function itself.
 
     Other arguments are those of `sft`; a loaded reward model uses the same tokenizer.
@@ -141,13 +142,13 @@ def ppo(
 @mistakes_in_python
 def grpo(model: Any, rows: Any, **settings: Any) -> Result:
     """Train the policy with GRPO: `ppo` with advantage="grpo". Takes the other arguments of `ppo`."""
-    return ppo(model, rows, **{"advantage": "grpo", "run_name": "grpo", **settings})
+    return replace(ppo(model, rows, **{"advantage": "grpo", "run_name": "grpo", **settings}), kind="grpo")
 
 
 @mistakes_in_python
 def rloo(model: Any, rows: Any, **settings: Any) -> Result:
     """Train the policy with RLOO: `ppo` with advantage="rloo". Takes the other arguments of `ppo`."""
-    return ppo(model, rows, **{"advantage": "rloo", "run_name": "rloo", **settings})
+    return replace(ppo(model, rows, **{"advantage": "rloo", "run_name": "rloo", **settings}), kind="rloo")
 
 
 @mistakes_in_python
@@ -234,8 +235,6 @@ def _check(
 ) -> bool:
     """Raise ThreestepError for mistakes in the call itself; return whether ranks are launched."""
     mistakes = Mistakes()
-    for name, argument in (("data_path", "rows"), *((flag, "model or reward_model") for flag in models)):
-        mistakes.require(name not in settings, f"{name} is set by the argument {argument} of this call; remove {name}")
     is_count = num_ranks is None or (isinstance(num_ranks, int) and not isinstance(num_ranks, bool) and num_ranks > 0)
     mistakes.require(is_count, f"num_ranks expects a positive whole number, got {num_ranks!r}")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, ...: this process is one of its ranks

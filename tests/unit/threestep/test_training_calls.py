@@ -41,8 +41,8 @@ def here(tmp_path, monkeypatch):
     [
         ({"lerning_rate": 1}, "^unknown argument lerning_rate; did you mean 'learning_rate'"),
         ({"learning_rate": -1}, "^learning_rate expects more than 0, got -1.0$"),
-        ({"data_path": "x"}, "^data_path is set by the argument rows of this call; remove data_path$"),
-        ({"model_name_or_path": "x"}, "^model_name_or_path is set by the argument model or reward_model of this"),
+        ({"data_path": "x"}, "^unknown argument data_path; pass rows instead$"),
+        ({"model_name_or_path": "x"}, "^unknown argument model_name_or_path; pass model instead$"),
         pytest.param(
             {"callback": object()},
             "^callback expects a function .step, figures., got an object of object; write",
@@ -147,17 +147,67 @@ def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "instead"),
+    ("call", "said"),
     [
-        ("train_dataset", "rows"),
-        ("eval_dataset", "eval_rows"),
-        ("processing_class", "tokenizer"),
-        ("args", "its fields"),
+        (
+            lambda: threestep.sft(model="m", train_dataset=ROWS, args=1),
+            "^2 mistakes (.|\n)*unknown argument train_dataset; pass rows instead\n"
+            "(.|\n)*unknown argument args; pass its fields instead, such as learning_rate=1e-5$",
+        ),
+        (
+            lambda: threestep.dpo("m", ROWS, ref_model="m"),
+            "^unknown argument ref_model; remove it; the reference is the",
+        ),
+        (
+            lambda: threestep.sft("m"),
+            "^missing a required argument: 'rows'; call it as threestep.sft.model, rows, name=",
+        ),
+        (
+            lambda: threestep.grpo("m", ROWS, len),
+            r"^too many positional arguments; .* threestep.grpo.model, rows, name=",
+        ),
+        (
+            lambda: threestep.evaluate("m", ROWS),
+            "'rows'; call it as threestep.evaluate.task, model, rows, name=value, ",
+        ),
     ],
 )
-def test_arguments_of_trls_trainers_are_named(given, instead):
-    with pytest.raises(threestep.ThreestepError, match=f"^unknown argument {given}; pass {instead} instead$"):
-        threestep.sft("m", **{given: [{"prompt": "a"}]})
+def test_calls_of_trls_trainers_are_told_what_to_write(call, said):
+    with pytest.raises(threestep.ThreestepError, match=said):
+        call()
+
+
+def test_trls_rewards_are_read(monkeypatch):
+    taken = []
+    monkeypatch.setattr(training_calls, "run_here", lambda program, words, *_: taken.extend(words))
+
+    def best(completions, **columns):
+        return [1.0]
+
+    def short(completions, **columns):
+        return [0.0]
+
+    threestep.grpo("a/b", "embedded", reward_funcs=best)
+    threestep.grpo("a/b", "embedded", reward_funcs=[best, short], reward_weights=[1.0, 0.5])
+    threestep.grpo("a/b", "embedded", reward_funcs=["accuracy_reward"])  # a name of TRL's, which the step reads
+    found = [word for word in taken if word.startswith("--reward") or word == "accuracy_reward"]
+    assert found == [
+        "--reward=given:best:1.0", "--reward=given:best:1.0,given:short:0.5", "--reward_funcs", "accuracy_reward",
+    ]  # fmt: skip
+    with pytest.raises(threestep.ThreestepError, match="^reward_weights expects 2 weights, one per reward, got 1$"):
+        threestep.grpo("a/b", "embedded", reward=[best, short], reward_weights=[1.0])
+
+
+def test_a_result_and_the_module_name_what_they_have(here):
+    result = threestep.Result("grpo", here, {})
+    with pytest.raises(AttributeError, match="^a result has no 'log_history'; it has figures, folder, metrics, model,"):
+        result.log_history  # noqa: B018
+    known = set(dir(result)) - set(dir(object)) - {"kind", "trusts_code", "explain"}
+    assert {name for name in known if name[0] != "_"} == {
+        "figures", "folder", "metrics", "model", "model_folder", "report", "tokenizer",
+    }  # fmt: skip
+    with pytest.raises(AttributeError, match="no attribute 'GRPOTrainer'; call threestep.grpo.model, rows, "):
+        threestep.GRPOTrainer  # noqa: B018
 
 
 def test_step_3_without_a_reward(here):
@@ -243,7 +293,7 @@ def test_what_ranks_say_against_a_run():
 
 def test_what_the_package_exports():
     assert set(dir(threestep)) == set(threestep.__all__)
-    with pytest.raises(AttributeError, match="^module 'threestep' has no attribute 'sfft'$"):
+    with pytest.raises(AttributeError, match="^module 'threestep' has no attribute 'sfft'; it has Result, "):
         _ = threestep.sfft
 
 

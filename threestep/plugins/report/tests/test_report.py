@@ -42,7 +42,7 @@ def test_places_and_pictures(sft_run, tmp_path, capsys):
     ("words", "message"),
     [
         ([], "expects one or more run folders; pass the --output_dir of a run"),
-        (["a", "--ouut=x"], "unknown flag --ouut; did you mean 'out'"),
+        (["a", "--ouut=x"], "unknown flag --ouut; did you mean '--out'"),
         (["/no/such/run"], "expected a run's folder"),
     ],
 )
