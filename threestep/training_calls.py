@@ -31,6 +31,7 @@ from training.utils.plugins.registry import check_plugin, plugin_module
 
 _GIVEN_FOLDER = "given"
 _RUNS = "runs"
+_EVALUATE, _PAIRS = (f"threestep.plugins.evaluation.{name}" for name in ("evaluate", "reward_evaluation.__main__"))
 
 
 @dataclass(frozen=True)
@@ -155,11 +156,12 @@ def rloo(model: Any, rows: Any, **settings: Any) -> Result:
 def evaluate(task: str, model: Any, rows: Any, *, tokenizer: Any = None, **settings: Any) -> dict[str, Any]:
     """Evaluate a model as `threestep evaluate TASK` does; needs the plugin `evaluation`. Return the figures by name.
 
-    task: win_rate, reward, gsm8k or perplexity
+    task: win_rate, reward, gsm8k, perplexity, pairs or reward_model
     model, rows, tokenizer: as in `sft`; all rows in memory are evaluated
     settings: flags of `threestep evaluate --help all`, e.g. baseline, reward_model, max_new_tokens; reward: as in `ppo`
     """
     check_plugin("evaluation", "evaluate")
+    program, figures = (_PAIRS, "evaluation") if task == "pairs" else (_EVALUATE, task)
     plain, functions = with_addresses(settings, on_ranks=False)
     with _run_folder(f"evaluate_{task}", plain.pop("output_dir", None)) as folder:
         given = folder / _GIVEN_FOLDER
@@ -169,8 +171,8 @@ def evaluate(task: str, model: Any, rows: Any, *, tokenizer: Any = None, **setti
         if is_in_memory(rows):
             flags |= {"split": "train", "eval_fraction": 0.0}
         words = flags_of({**flags, **plain, "output_dir": str(folder)})
-        run_here("threestep.plugins.evaluation.evaluate", [task, *words], functions, folder)
-    return dict(json.loads((folder / f"{task}.json").read_text(encoding="utf-8")))
+        run_here(program, words if program == _PAIRS else [task, *words], functions, folder)
+    return dict(json.loads((folder / f"{figures}.json").read_text(encoding="utf-8")))
 
 
 def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> Result:

@@ -88,7 +88,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     assert inputs.rollouts == 5
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
-    rules = {"mine": lambda prompts, responses, level: []}
+    rules = {"mine": lambda prompts, responses, level, **columns: []}
     with pytest.raises(
         ThreestepError, match="^reward function 'mine' expects the column level, but the columns passed"
     ):

@@ -63,6 +63,16 @@ def test_mistakes(settings, sentence, here):
     assert not list(here.glob("runs/*"))
 
 
+@pytest.mark.needs_plugin("evaluation")
+def test_pairs_are_evaluated_from_python_too(monkeypatch):
+    def ran(program, words, functions, folder):
+        assert program.endswith(".reward_evaluation.__main__") and "pairs" not in words
+        (folder / "evaluation.json").write_text('{"accuracy": 0.5}')
+
+    monkeypatch.setattr(training_calls, "run_here", ran)
+    assert threestep.evaluate("pairs", "some/model", "jsonl:pairs.jsonl") == {"accuracy": 0.5}
+
+
 def test_a_launchers_ranks_share_paths_alone(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

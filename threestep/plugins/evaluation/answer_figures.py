@@ -60,6 +60,7 @@ def answer_figures(sides: Sequence[Sequence[Sample]], seed: int) -> dict[str, An
             figures[f"{prefix}answer_positions"] = sum(sample["positions"] for sample in samples) / len(samples)
             figures[f"{prefix}with_paths"] = sum(bool(sample["paths"]) for sample in samples) / len(samples)
         for source, of_source in by_source(samples).items():
+            figures[f"{prefix}{source}/prompts"] = len(of_each_prompt(of_source, "reward"))
             figures |= _of_side(of_source, f"{prefix}{source}/", seed)
     return figures
 

@@ -66,8 +66,9 @@ def task_of(argv: Sequence[str]) -> tuple[str, list[str]]:
     if not argv or argv[0] in ("-h", "--help"):
         return TASKS[0], list(argv) or ["--help"]
     if argv[0] not in TASKS:
+        known = (*TASKS, "pairs")
         raise ThreestepError(
-            f"expected a task first, one of {', '.join(TASKS)}, got '{argv[0]}'{nearest_names(argv[0], TASKS)}"
+            f"expected a task first, one of {', '.join(known)}, got '{argv[0]}'{nearest_names(argv[0], known)}"
         )
     return argv[0], list(argv[1:])
 

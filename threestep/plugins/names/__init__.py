@@ -1,6 +1,7 @@
 """Flags of other programs (DeepSpeed-Chat, transformers, TRL) and their counterparts here, as tables."""
 
 from threestep.plugins.names.meant_flags import MEANT
+from threestep.plugins.names.reward_arguments import REWARD_ARGUMENTS
 from training.utils.plugins.plugin import OtherNames, Plugin
 
 _TABLES = f"{__name__}.deepspeed_chat_flags"
@@ -21,5 +22,5 @@ PLUGIN = Plugin(
         launcher=f"{__name__}.launcher_flags:read_launcher_flags",
         run=f"{__name__}.e2e_flags",
     ),
-    tables={"meant_flags": MEANT},
+    tables={"meant_flags": MEANT, "reward_arguments": REWARD_ARGUMENTS},
 )

@@ -54,6 +54,14 @@ def _bf16(value: str, given: Mapping[str, str]) -> list[str] | str:
     return ["--dtype", "fp32"]
 
 
+def _use_cpu(_value: str, _given: Mapping[str, str]) -> str:
+    from torch import cuda
+
+    if cuda.is_available():
+        raise ThreestepError("--use_cpu is set in the environment here: put CUDA_VISIBLE_DEVICES= before the command")
+    return "the run uses the CPU, because no GPU is visible"
+
+
 def max_steps(value: str, _given: Mapping[str, str]) -> list[str] | str:
     steps = number("--max_steps", value)
     if steps <= 0:
@@ -366,7 +374,9 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--fsdp": refused(
         "is not used here; --zero_stage 3 shards weights, gradients and optimizer states", takes_list=True
     ),
-    "--use_cpu": refused_switch("is set in the environment here: CUDA_VISIBLE_DEVICES= hides the GPUs"),
+    "--use_cpu": renamed_switch(
+        "CUDA_VISIBLE_DEVICES=", "set in the environment to hide the GPUs; without a GPU, not needed", words=_use_cpu
+    ),
     "--model_revision": refused(
         "is not supported: hub names are read at their main revision; download another revision and give its "
         "folder",

@@ -71,7 +71,14 @@ def registered_names() -> list[str]:
 
 def load_dataset_module(path: str) -> ModuleType:
     """Run a Python file that registers datasets, once. Its relative imports are those of training/utils/data."""
-    return load_module(path, "--dataset_module", package=loaded_name("training.utils.data"))
+    module = load_module(path, "--dataset_module", package=loaded_name("training.utils.data"))
+    own = [each for each in PromptRawDataset.__subclasses__() if each.__module__ == module.__name__]
+    if own and not set(map(_where, own)) & set(map(_where, _classes.values())):
+        raise ThreestepError(
+            f"--dataset_module: '{path}' registers no dataset; add above class {own[0].__name__}: `from threestep."
+            'training.utils.data.registry import register_dataset` and `@register_dataset("mine")` (--data_path mine)'
+        )
+    return module
 
 
 def find_dataset(name: str) -> type[PromptRawDataset] | str:

@@ -249,7 +249,7 @@ rollout_engines decode_loops rollout_sources trackers data_sources row_forms rew
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
 row_stores run_courses learnt_beside sft_regularizers prompt_sources advantages preference_losses corrections
-engine_configs conversions captured_steps model_files
+engine_configs conversions captured_steps model_files reward_arguments
 """.split()
 )
 
@@ -292,6 +292,7 @@ class Plugin(NamedTuple):
         `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations
             that weigh them: where the plugin is not there, a run says so
         `meant_flags`: names of the flags that are meant, by what people type in their place
+        `reward_arguments`: why a reward function does not get an argument, and the remedy, with NAME for its name
         `kept_as_begun`: values of flags with which a resumed run keeps what it began with, such as None for `auto`, by
             the flags' names: of those that decide speed and rounding alone
         `logs`: what each is, by the names of files in a run's folder to which its steps append: a run that resumes

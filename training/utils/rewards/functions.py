@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.plugins.registry import added
 from training.utils.rewards.calling import MESSAGES
 from training.utils.rewards.rules import exact_match_reward, gsm8k_reward, math_rule, numbers_of, truths_of
 
@@ -21,17 +22,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.rewards.calling import Rule
 
-
-# What TRL 1.16 hands to functions besides, and what to write without it.
-_WITHOUT = {
-    "completion_ids": "use completions and tokenize them",
-    "completions_ids": "use completions and tokenize them",
-    "prompt_ids": "use prompts, or --return_columns raw_prompt_ids",
-    "trainer_state": "follow the run with a callback (step, figures)",
-    "log_extra": "return (scores, {name: one number per response})",
-    "log_metric": "return (scores, {name: one number per response})",
-    "environments": "use --environment, which gives rewards itself",
-}
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -42,28 +32,14 @@ def takes_completions(function: Callable[..., Any]) -> bool:
 
 
 class CompletionsRule:
-    """Such a function as a rule, which is called with (prompts, responses, **columns).
+    """Such a function as a rule, which is called with (prompts, responses, **columns)."""
 
-    name: of the reward, for errors. ThreestepError for an argument that only TRL has.
-    """
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name, self._function = name, function
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
         parameters = _parameters(function)
         self._takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
         self._names = {name for name, each in parameters.items() if each.kind in _NAMED}
-        self._needed = {name for name in self._names if parameters[name].default is inspect.Parameter.empty}
-        for argument, remedy in _WITHOUT.items():
-            if argument in self._needed:
-                raise ThreestepError(
-                    f"reward function '{name}' expects the argument {argument}, which only TRL passes; {remedy}, and "
-                    f"remove {argument} or give it a default"
-                )
-
-    @property
-    def needed_columns(self) -> set[str]:
-        """The columns without which the function cannot be called."""
-        return self._needed - {"prompts", "completions"}
+        self.needed_columns = _required(function) - {"prompts", "completions"}
 
     def __call__(self, prompts: list[str], responses: list[str], **columns: Any) -> Any:
         messages = columns.pop(MESSAGES, None) or [None] * len(prompts)
@@ -75,13 +51,6 @@ class CompletionsRule:
                 for text, own in zip(responses, messages, strict=True)
             ],
         }
-        lacking = sorted(self._needed - given.keys())
-        if lacking:
-            raise ThreestepError(
-                f"reward function '{self._name}' expects the columns {', '.join(lacking)}, but the rows have "
-                f"{', '.join(sorted(columns))}; a column that a format reads as the response or the reference is not "
-                "passed on: use another column, or ground_truth"
-            )
         if not self._takes_all:
             given = {name: value for name, value in given.items() if name in self._names}
         return self._function(**given)
@@ -94,9 +63,30 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return {}
 
 
+def _required(function: Callable[..., Any]) -> set[str]:
+    return {name for name, each in _parameters(function).items() if each.kind in _NAMED and each.default is each.empty}
+
+
+def checked_rule(name: str, rule: Callable[..., Any], columns: Iterable[str] = ()) -> Callable[..., Any]:
+    """Return the rule; ThreestepError if it cannot be called with prompts, responses, every row's columns and these."""
+    needed = rule.needed_columns if isinstance(rule, CompletionsRule) else _required(rule)
+    for argument, sentence in added("reward_arguments", ()).items():
+        if argument in needed and argument not in columns:
+            why = sentence.replace("NAME", name)
+            raise ThreestepError(f"reward function '{name}' expects the argument {argument}, {why}")
+    try:
+        inspect.signature(rule).bind_partial([], [], **dict.fromkeys((_TRUTH, "data_source", *columns)))
+    except TypeError as error:
+        raise ThreestepError(
+            f"reward function '{name}' cannot be called with (prompts, responses, **columns): {error}; begin it "
+            f"with `def {name}(prompts, responses, *, {_TRUTH}, **columns):`"
+        ) from error
+    except ValueError:  # some built-in functions have no signature
+        pass
+    return rule
+
+
 _TRUTH = "ground_truth"
-_OURS = "training."  # modules of the named rules
-_MADE = ("data_source", "drawn_turns")  # columns that no row holds
 
 
 def _source(rule: Any) -> tuple[str, str]:
@@ -119,37 +109,31 @@ def check_columns(
     say: Callable[[str], None] = log_on_main,
 ) -> None:
     """ThreestepError for a rule that names a column which the rows lack: without it every response would be scored by
-    None; and for a named rule that can read no row's reference. A function of the user that takes `ground_truth`, as
-    documented, may not read it: a warning.
+    None; and for a named rule that can read no row's reference. Rows whose reference it cannot read are a warning.
 
     rules: by the name in the error. columns: that any row carries, and those of its media. rows: to train on, and
     others. say: prints a warning
     """
-    known = {*columns, *_MADE}
+    known = {*columns, "data_source", "drawn_turns"}
     shown = ", ".join(f"'{name}'" for name in sorted(columns) if name != "data_source") or "none"
     for name, rule in rules.items():
-        needed = needed_columns(rule)
+        needed = needed_columns(checked_rule(name, rule, columns))
         lacking = sorted(needed - known - {_TRUTH})
         if lacking:
             raise ThreestepError(
                 f"reward function '{name}' expects the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}, but the "
-                f"columns passed to rewards are {shown}{nearest_names(lacking[0], columns)}; columns read as the "
+                f"columns passed to rewards are {shown}{nearest_names(lacking[0], known)}; columns read as the "
                 f"prompt or the response are not passed, and the reference is passed as {_TRUTH}"
             )
         if _TRUTH in needed and all(row.reference is None for part in rows for row in part):
-            sentence = f"reward function '{name}' expects {_TRUTH}, but no row has one; " + (
-                "no columns are passed to rewards: name the reference column, such as --reference_column answer"
-                if shown == "none"
-                else f"the columns passed to rewards are {shown}: use one of these, or name the reference column "
-                "with --reference_column"
+            raise ThreestepError(
+                f"reward function '{name}' expects {_TRUTH}, but no row has one; the columns passed to rewards are "
+                f"{shown}: {'' if shown == 'none' else 'use one of these, or '}name the reference column, such as "
+                f"--reference_column answer; a function that can do without declares {_TRUTH}=None"
             )
-            if isinstance(rule, CompletionsRule) or getattr(rule, "__module__", "").startswith(_OURS):
-                raise ThreestepError(sentence)
-            say(f"warning: {sentence}; it receives None")
-        else:
-            unread = _unread_references(name, rule, rows)
-            if unread is not None:
-                say(f"warning: {unread}; their responses get no score")
+        unread = _unread_references(name, rule, rows)
+        if unread is not None:
+            say(f"warning: {unread}; their responses get no score")
 
 
 def _unread_references(name: str, rule: Rule, rows: Sequence[Iterable[PromptRow]]) -> str | None:
@@ -177,7 +161,5 @@ def needed_columns(rule: Rule) -> set[str]:
     """The columns without which a rule cannot be called."""
     if isinstance(rule, CompletionsRule):
         return rule.needed_columns
-    parameters = _parameters(rule).values()
-    by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    named = [*by_place[2:], *(each for each in parameters if each.kind is each.KEYWORD_ONLY)]
-    return {each.name for each in named if each.default is each.empty}
+    by_place = [name for name, each in _parameters(rule).items() if each.kind in (each.POSITIONAL_ONLY, _NAMED[0])]
+    return _required(rule) - {*by_place[:2]}

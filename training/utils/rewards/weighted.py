@@ -11,7 +11,7 @@ from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function, named_object
 from training.utils.plugins.registry import owner_sentence
 from training.utils.rewards.arguments import MEAN, MINIMUM, SUM, Combination, ScoringArguments
-from training.utils.rewards.functions import CompletionsRule, takes_completions
+from training.utils.rewards.functions import CompletionsRule, checked_rule, takes_completions
 from training.utils.rewards.table import (
     FORMS,
     RULES,
@@ -132,7 +132,7 @@ def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] =
     if is_address(address):
         function = load_function(address, flag)
         named = address.rpartition(":")[2]
-        return CompletionsRule(named, function) if takes_completions(function) else function
+        return checked_rule(named, CompletionsRule(function) if takes_completions(function) else function)
     kind = kind_of(address)
     if kind is not None:
         rule: Rule = named_object(kind.make)(address, reward_name(address), flag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from tests.support.data_flags import data_flags, raw_dataset_of, with_flags
+from tests.support.mistakes import mistakes_of
 from training.utils.base.errors import ThreestepError
 from training.utils.data import raw_dataset
+from training.utils.data.arguments import SourceArguments
 from training.utils.data.build.build import build_phase
 from training.utils.data.data_utils import get_raw_dataset_split_index
 from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
@@ -99,6 +102,14 @@ def test_two_classes_for_one_name(own_module):
 
     assert "Custom in " in str(caught.value) and "my_data.py" in str(caught.value)
     assert "Another in " in str(caught.value) and "test_registry.py" in str(caught.value)
+
+
+def test_a_class_without_the_decorator_is_named(tmp_path):
+    path = tmp_path / "undecorated.py"
+    path.write_text(OWN_MODULE.replace('@register_dataset("custom")\n', ""))
+    said = "^--dataset_module: '.*undecorated.py' registers no dataset; add above class Custom: `from threestep.*"
+    sentence, _ = mistakes_of(SourceArguments(data_path=["mine"], dataset_module=[str(path)]))
+    assert re.match(said + '`@register_dataset."mine".` .--data_path mine.$', sentence)
 
 
 @pytest.mark.needs_plugin("embedded")

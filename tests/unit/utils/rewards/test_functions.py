@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,9 +11,16 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.calling import RuleBatch, call_rule
-from training.utils.rewards.functions import CompletionsRule, check_columns, needed_columns, takes_completions
+from training.utils.rewards.functions import (
+    CompletionsRule,
+    check_columns,
+    checked_rule,
+    needed_columns,
+    takes_completions,
+)
 from training.utils.rewards.rules import gsm8k_reward
 from training.utils.rewards.table import RULES
+from training.utils.rewards.weighted import rule_named
 
 
 def by_place(prompts, responses, answer, level=1, *, ground_truth, **columns): ...
@@ -30,15 +39,15 @@ def row(reference=None) -> PromptRow:
 
 def test_what_a_rule_cannot_be_called_without():
     assert needed_columns(by_place) == {"answer", "ground_truth"}
-    assert needed_columns(CompletionsRule("of_trl", of_trl)) == {"solution"}
+    assert needed_columns(CompletionsRule(of_trl)) == {"solution"}
     assert needed_columns(Judge()) == {"topic"} and needed_columns(gsm8k_reward) == {"ground_truth"}
     assert needed_columns(lambda prompts, responses, **columns: []) == needed_columns(max) == set()
 
 
 def test_columns_that_there_are():
-    rules = {"by_place": by_place, "of_trl": CompletionsRule("of_trl", of_trl)}
+    rules = {"by_place": by_place, "of_trl": CompletionsRule(of_trl)}
     check_columns(rules, ["answer", "data_source", "solution"], ([row()], [row(), row("7")]))
-    check_columns({"seen": lambda prompts, responses, data_source, drawn_turns: []}, [], ([row()],))
+    check_columns({"seen": lambda prompts, responses, data_source, drawn_turns, **columns: []}, [], ([row()],))
 
 
 @pytest.mark.parametrize(
@@ -53,10 +62,10 @@ def test_columns_that_there_are():
         ),
         (Judge(), ["data_source"], "expects the column topic, but the columns passed to rewards are none; columns"),
         (
-            CompletionsRule("mine", lambda completions, ground_truth, **others: []),
+            CompletionsRule(lambda completions, ground_truth, **others: []),
             ["data_source", "solution"],
             "^reward function 'mine' expects ground_truth, but no row has one; the columns passed to rewards are "
-            "'solution': use one of these, or name the reference column with --reference_column$",
+            "'solution': use one of these, or name the reference column, such as --reference_column answer; a f",
         ),
     ],
 )
@@ -67,16 +76,54 @@ def test_columns_that_the_rows_lack(rule, columns, sentence):
 
 def test_rows_whose_columns_are_all_read_by_the_format():
     with pytest.raises(
-        ThreestepError, match="no row has one; no columns are passed to rewards: .* --reference_column answer$"
+        ThreestepError, match="no row has one; the columns passed to rewards are none: name the .* --reference_column"
     ):
         check_columns({"gsm8k": gsm8k_reward}, ["data_source"], ([row()],))
 
 
-def test_a_function_of_the_user_may_not_read_the_truth_that_it_takes(capsys):
-    check_columns({"mine": by_place}, ["answer"], ([row()],))
-    assert "warning: reward function 'mine' expects ground_truth, but no row has one; " in capsys.readouterr().out
-    with pytest.raises(ThreestepError, match="^reward function 'gsm8k' expects ground_truth, but no row has one"):
-        check_columns({"gsm8k": gsm8k_reward}, ["answer"], ([row()],))
+@pytest.mark.parametrize("rule", [by_place, gsm8k_reward])
+def test_no_row_has_the_truth_that_a_function_takes(rule):
+    with pytest.raises(ThreestepError, match="^reward function 'mine' expects ground_truth, but no row has one"):
+        check_columns({"mine": rule}, ["answer"], ([row()],))
+    check_columns({"mine": lambda prompts, responses, ground_truth=None, **columns: []}, [], ([row()],))
+
+
+def of_verl(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str == ground_truth)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        (
+            lambda prompts, responses: [],
+            "cannot be called with .prompts.*: got an .* 'ground_truth'; begin it with `def mine.prom",
+        ),
+        (lambda prompts, responses, ground_truth, data_source: [], "cannot be called .*'level'; begin"),
+        (lambda responses, ground_truth, **columns: [], "cannot .*: multiple values for .*; begin it with"),
+        (lambda *, prompts, responses, **columns: [], "cannot be called with .*: too many positional arguments; begin"),
+        (of_verl, "expects the argument solution_str, which only verl passes, for one .* `def reward.*map.mine, "),
+    ],
+)
+def test_functions_that_cannot_be_called(rule, sentence):
+    with pytest.raises(ThreestepError, match=f"^reward function 'mine' {sentence}"):
+        check_columns({"mine": rule}, ["level"], ([row("7")],))
+
+
+def test_the_function_that_calls_one_of_verl_runs(tmp_path):
+    one = (
+        "def one(data_source, solution_str, ground_truth, extra_info=None): return float(solution_str == ground_truth)"
+    )
+    file = tmp_path / "mine.py"
+    file.write_text(one)
+    with pytest.raises(ThreestepError) as refusal:
+        rule_named(f"{file}:one", ScoringArguments(), "--reward")
+    [wrapper] = re.findall("`(.*)`", str(refusal.value))
+    file = tmp_path / "wrapped.py"
+    file.write_text(f"{one}\n\n\n{wrapper}")
+    rule = rule_named(f"{file}:reward", ScoringArguments(), "--reward")
+    batch = RuleBatch(["u", "v"], ["p", "p"], ["4", "5"], {"ground_truth": ["4", "4"], "data_source": ["d", "d"]})
+    assert call_rule("own", rule, batch)[0] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", ["gsm8k", "exact_match", "math"])
@@ -121,7 +168,7 @@ def test_which_functions_are_theirs():
 
 def called(function, columns, prompts=("2 + 2", "3 + 3")):
     batch = RuleBatch(["u0", "u1"], list(prompts), ["4", "7"], columns)
-    return call_rule("own", CompletionsRule("own", function), batch)[0]
+    return call_rule("own", CompletionsRule(function), batch)[0]
 
 
 def test_texts_and_columns_by_name():
@@ -155,12 +202,5 @@ def test_arguments_that_only_trl_has(argument):
     made = {}
     exec(f"def own(completions, {argument}): ...\ndef free(completions, {argument}=None): return [1, 2]", made)  # noqa: S102
     with pytest.raises(ThreestepError, match=f"^reward function 'own' expects the argument {argument}, which only TRL"):
-        CompletionsRule("own", made["own"])
+        checked_rule("own", CompletionsRule(made["own"]))
     assert called(made["free"], {}) == [1.0, 2.0]
-
-
-def test_a_column_that_is_not_there():
-    with pytest.raises(
-        ThreestepError, match="^reward function 'own' expects the columns answer, but the rows have level;"
-    ):
-        called(lambda completions, answer: [], {"level": [1, 2]})

@@ -13,6 +13,7 @@ from threestep.plugins.evaluation.harness.running import (
     AskedModel,
     AskedTasks,
     HarnessResult,
+    TaskFigures,
     check_installed,
     run_harness_on,
 )
@@ -92,13 +93,13 @@ def _write(flags: Evaluated, harness: HarnessArguments, result: HarnessResult, t
     ]
     (folder.path / f"{TASK}.jsonl").write_text("".join(lines), encoding="utf-8")
     written = [f"written to {folder.path}: {TASK}.json, {TASK}.jsonl", *_in_report(Path(path), tasks)]
-    return [*(line for name, figures in result.tasks.items() for line in _lines(name, figures.metrics)), *written]
+    return [*(line for name, figures in result.tasks.items() for line in _lines(name, figures)), *written]
 
 
-def _lines(name: str, metrics: dict[str, tuple[float, float | None]]) -> list[str]:
+def _lines(name: str, figures: TaskFigures) -> list[str]:
     return [
-        f"{name} {metric:<20} {value:.4f}{'' if error is None else f' ± {error:.4f} (s.e.)'}"
-        for metric, (value, error) in metrics.items()
+        f"{name} {metric:<20} {value:.4f}{'' if error is None else f' ± {error:.4f} (s.e.)'}, {figures.rows:,} rows"
+        for metric, (value, error) in figures.metrics.items()
     ]
 
 

@@ -169,7 +169,7 @@ def _write(
         for row in rows
     ]
     replace_file(folder / f"{TASK}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    said = [f"{name:<24} {figure}" for name, figure in figures.items()]
+    said = [f"{name:<24} {figure}" for name, figure in {"rows": f"{len(rows):,}", **figures}.items()]
     if cut:
         said.append(f"{cut:,} responses were cut so that prompt and response fit in {most:,} tokens")
     return [*said, f"written to {folder}: {TASK}.json, {TASK}.jsonl"]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SPLITS = ("eval", "train")
 
 _EVALUATION = "evaluation.json"  # in OUTPUT_DIR
+_EVERY_ROW = "--split train --data_split 0,1,0 --eval_fraction 0"
 
 
 @dataclass
@@ -143,6 +144,10 @@ def main(argv: Sequence[str]) -> None:
             )
         evaluation = evaluate(scored(rows, phase.seen))
         log(report_text(evaluation), ranks.is_main)
+        total = len(phase.train) + len(phase.eval)
+        if len(rows) < total:
+            what = f"scored {len(rows):,} of {total:,} rows (--split {flags.split})"
+            log(f"{what}; {_EVERY_ROW} scores every training row", ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)
         source = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
         folder.write_json(_EVALUATION, {**source, **asdict(evaluation)})

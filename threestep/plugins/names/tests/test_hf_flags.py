@@ -112,6 +112,7 @@ EVERY_STEP: dict[str, Any] = {
     "--train_sampling_strategy sequential": {"shuffle": False},
     "--train_sampling_strategy other": "--train_sampling_strategy expects random, sequential, group_by_length or",
     "--model_revision main": SAID,
+    "--use_cpu": SAID,
     "--use_dora false": {"use_dora": False},
     "--push_to_hub --hub_model_id me/mine": {"push_to_hub": True, "hub_model_id": "me/mine"},
     "--push_to_hub": {"push_to_hub": True, "hub_model_id": None},
@@ -487,6 +488,12 @@ def test_our_own_names_are_counted_as_before(capsys):
     assert (
         counts("--actor_model_name_or_path m --per_device_train_batch_size 8 --num_generations 2")["completions"] == 16
     )
+
+
+def test_a_gpu_is_hidden_by_the_environment(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(ThreestepError, match="^--use_cpu is set in the environment here: put CUDA_VISIBLE_DEVICES= b"):
+        known_steps()["step1_sft"].old_flags["--use_cpu"].words("true", {})
 
 
 def test_the_document_has_the_tables():

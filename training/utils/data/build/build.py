@@ -44,7 +44,7 @@ from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.raw_dataset import NOT_READ
 from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
-from training.utils.data.rows.dataset import count_duplicates
+from training.utils.data.rows.dataset import row_hashes
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ _MOST_LOOKED_AT = 1000  # rows, for the prompt style
 _BEGINS = ("Human:", "System:", "Tools:")
 _ASKS = "Assistant:"
 _FORMS = {HUMAN_ASSISTANT: "use 'Human: ... Assistant:'", AS_STORED: "use prompts as stored"}
+_TRAINED = "also trained on"
+_MADE_BY = {
+    HUMAN_ASSISTANT: "--data_format question_answer --prompt_column prompt --chosen_column chosen --rejected_column "
+    "rejected",
+    AS_STORED: "--prompt_column question --chosen_column answer --rejected_column rejected",
+}
 # Part of the fingerprint of rows in which conversations that end with a question are learnt up to their last answer.
 _ANSWERS_KEPT = {"conversations that end with a question": "their last answer"}
 
@@ -182,7 +188,7 @@ def warnings_of(kind: RowKind, flags: RowArguments, report: BuildReport) -> Iter
                 f"on whole rows, or use --{how} drop"
             )
     for name, split in splits:
-        for note, remedy in UNREAD_REMEDIES.items():
+        for note, remedy in {**UNREAD_REMEDIES, _TRAINED: "remove them from the training rows"}.items():
             if note in split.noted:
                 yield f"{split.noted[note]:,} {name} rows: {note}; {remedy}"
 
@@ -251,8 +257,11 @@ def _build_splits(
     if built["train"].rows == 0:
         raise ThreestepError(_nothing_left(kind, data, shared, offered=plans[0].raw_rows, counts=built["train"].counts))
     joined = join_splits(folder, built)
+    hashes = {key: row_hashes(os.path.join(folder, f"{key}.arrow")) for key in joined["splits"]}
     for key, entry in joined["splits"].items():
-        entry["duplicates"] = count_duplicates(os.path.join(folder, f"{key}.arrow"))
+        entry["duplicates"] = len(hashes[key]) - len(np.unique(hashes[key]))
+    if shared_rows := int(np.isin(hashes["eval"], hashes["train"]).sum()):
+        joined["splits"]["eval"]["noted"][_TRAINED] = shared_rows
     return {"phase": kind.phase, **joined, "sources": shared.described}
 
 
@@ -311,7 +320,8 @@ def _decided(style: PromptStyle, found: str) -> PromptStyle:
     elif style.saved_as == found:
         reason = style.reason
     else:
-        reason = f"{rows}, but the model was previously trained with {style.saved_as}"
+        flags = _MADE_BY.get(style.saved_as, f"--prompt_style {style.saved_as}")
+        reason = f"{rows}, but the model was trained with {style.saved_as}; to read rows in that style: {flags}"
     return replace(style, chat=replace(style.chat, prompt_style=found), reason=reason)
 
 

@@ -65,9 +65,10 @@ class PromptStyle:
 
     @property
     def sentence(self) -> str:
-        """One line for a log."""
+        """One line for a log; a warning where the model was trained with another style."""
         style = f"{self.chat.prompt_style}{in_words(self.chat.template_kwargs)}"
-        return f"prompt style: {style}, responses end with {self.end_token} ({self.reason})"
+        warning = "" if self.saved_as in (None, self.chat.prompt_style) else "warning: "
+        return f"{warning}prompt style: {style}, responses end with {self.end_token} ({self.reason})"
 
 
 def in_words(template_kwargs: dict[str, Any]) -> str:

@@ -406,16 +406,15 @@ _OTHER_ODD = np.uint64(0xBF58476D1CE4E5B9)
 _ONE, _HALF = np.uint64(1), np.uint64(32)
 
 
-def count_duplicates(path: str) -> int:
-    """Number of rows of a file that repeat an earlier row's tokens, loss and media, by a hash of 64 bits a row."""
+def row_hashes(path: str) -> np.ndarray:
+    """Return a hash of 64 bits of each row's tokens, loss and media, by which rows that repeat others are counted."""
     found = [np.zeros(0, np.uint64)]
     for batch in _batches([path]):
         of_rows = np.zeros(batch.num_rows, np.uint64)
         for place, column in enumerate(column for column in batch.columns if _holds_tokens(column.type)):
             of_rows = _mixed(of_rows + _hashes(column), np.array([place], np.uint64))
         found.append(of_rows)
-    hashes = np.concatenate(found)
-    return len(hashes) - len(np.unique(hashes))
+    return np.concatenate(found)
 
 
 def _holds_tokens(kind: Any) -> bool:

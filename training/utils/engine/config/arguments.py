@@ -246,8 +246,8 @@ def check_stage(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> 
     )
     mistakes.require(
         flags.dtype != "fp16" or stage > 0,
-        f"--dtype fp16 expects {stage_flag} 1, 2 or 3, got 0: DeepSpeed does not scale the loss at stage 0; "
-        "stage 1 gives the same results, even on one GPU",
+        f"--dtype fp16 expects a GPU and {stage_flag} 1, 2 or 3, got 0: DeepSpeed does not scale the loss at stage 0; "
+        "stage 1 gives the same results, even on one GPU; without a GPU, use bf16",
     )
     if not flags.bf16_optimizer_states:
         return

@@ -54,6 +54,18 @@ def test_phases_share_no_row_and_cover_all(flags, tiny_tokenizer):
     assert [len(phase.train) for phase in built] == [7, 15, 14]  # 36 by 2, 4, 4: 7.2, 14.4, 14.4
 
 
+def test_evaluation_rows_that_are_trained_on_are_a_warning(build, write_rows, tmp_path):
+    said: list[str] = []
+    (tmp_path / "data").mkdir()
+    write_rows(many(PAIR, 9), "data/train.jsonl")
+    address = f"jsonl:{Path(write_rows(many(PAIR, 12)[7:], 'data/test.jsonl')).parent}"
+    built = build(1, data_path=[address], log=said.append)
+    assert (len(built.train), len(built.eval)) == (9, 5)
+    assert "warning: 2 evaluation rows: also trained on; remove them from the training rows" in said
+    build(1, many(PAIR, 9), eval_fraction=0.3, log=(other := list[str]()).append)
+    assert not any("also trained on" in line for line in other)
+
+
 def test_several_datasets_are_concatenated_after_splitting(build, write_rows):
     paths = [f"jsonl:{write_rows(many(PAIR, n), f'{n}.jsonl')}" for n in (20, 40)]
     built = build(1, data_path=paths, data_split="2,4,4")

@@ -133,7 +133,12 @@ def test_a_model_of_before_keeps_its_style_until_rows_say_otherwise(flags):
     assert style.reason.startswith("saved with ") and len(said) == 1
     _, style = settled(flags(STORED), tokenizer, 3, said)
     assert style.chat.prompt_style == saved_style(tokenizer).prompt_style == "as_stored"
-    assert style.reason == ("the rows use prompts as stored, but the model was previously trained with human_assistant")
+    assert said[-1] == f"warning: {style.sentence}" or said[-1] == style.sentence
+    assert style.sentence.startswith("warning: prompt style: as_stored, responses end with ")
+    assert style.reason == (
+        "the rows use prompts as stored, but the model was trained with human_assistant; to read rows in that style: "
+        "--data_format question_answer --prompt_column prompt --chosen_column chosen --rejected_column rejected"
+    )
 
 
 def test_a_resumed_run_keeps_its_style_and_finds_the_end_of_prompts_again(flags):

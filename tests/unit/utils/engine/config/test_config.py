@@ -86,7 +86,7 @@ def test_limits_of_zero_3_are_the_flags_then_the_models():
         ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'; did you mean 'fp32'?"),
         ({"optimizer": "adam"}, "--optimizer expects one of adamw"),
         ({"lr_scheduler_type": "cosin"}, "got 'cosin'; did you mean 'cosine'"),
-        ({"dtype": "fp16"}, "--dtype fp16 expects --zero_stage 1, 2 or 3, got 0: DeepSpeed does not scale"),
+        ({"dtype": "fp16"}, "--dtype fp16 expects a GPU and --zero_stage 1, 2 or 3, got 0: DeepSpeed does not"),
         ({"bf16_optimizer_states": True, "dtype": "fp16", "zero_stage": 1}, "expects --dtype bf16, got fp16"),
         ({"bf16_optimizer_states": True}, "--bf16_optimizer_states expects --zero_stage 1, 2 or 3, got 0: stage 0 has"),
         ({"bf16_optimizer_states": True, "zero_stage": 2, "offload": True}, "states does not work with --offload,"),
