@@ -30,6 +30,7 @@ from training.utils.run.run_folder import check_place
 if TYPE_CHECKING:
     from training.utils.contracts.media import SeenMedia
     from training.utils.contracts.rows import ResponsesRow
+    from training.utils.data.build.build import PhaseData
     from training.utils.preference.evaluation import ScoredResponses
 
 SPLITS = ("eval", "train")
@@ -98,6 +99,13 @@ def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
         check_place("--output_dir", os.path.join(run.output_dir, _EVALUATION))
 
 
+def _share(phase: PhaseData, split: str) -> str:
+    """How many of the rows were scored, and how all are."""
+    rows, total = len(getattr(phase, split)), len(phase.train) + len(phase.eval)
+    remedy = f"; {_EVERY_ROW} scores every training row" if rows < total else ""
+    return f"scored {rows:,} of {total:,} rows (--split {split}){remedy}"
+
+
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
     run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", flag_names("reward-evaluate"), unread=UNREAD)
@@ -143,11 +151,7 @@ def main(argv: Sequence[str]) -> None:
                 "use --split train"
             )
         evaluation = evaluate(scored(rows, phase.seen))
-        log(report_text(evaluation), ranks.is_main)
-        total = len(phase.train) + len(phase.eval)
-        if len(rows) < total:
-            what = f"scored {len(rows):,} of {total:,} rows (--split {flags.split})"
-            log(f"{what}; {_EVERY_ROW} scores every training row", ranks.is_main)
+        log(f"{report_text(evaluation)}\n\n{_share(phase, flags.split)}", ranks.is_main)
         folder = RunFolder(run.output_dir, ranks.is_main)
         source = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
         folder.write_json(_EVALUATION, {**source, **asdict(evaluation)})
