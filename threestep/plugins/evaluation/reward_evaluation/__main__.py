@@ -100,7 +100,7 @@ def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
 
 
 def _share(phase: PhaseData, split: str) -> str:
-    """How many of the rows were scored, and how all are."""
+    """The share of the rows that was scored, and the flags that score all."""
     rows, total = len(getattr(phase, split)), len(phase.train) + len(phase.eval)
     remedy = f"; {_EVERY_ROW} scores every training row" if rows < total else ""
     return f"scored {rows:,} of {total:,} rows (--split {split}){remedy}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
-from threestep.plugins.evaluation.reward_evaluation.__main__ import RewardEvaluationArguments, main
+from threestep.plugins.evaluation.reward_evaluation.__main__ import RewardEvaluationArguments, _share, main
 from threestep.plugins.evaluation.reward_evaluation.pair_file import PairFile, read_pairs, write_scores
 from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings, load_scorer, without_end
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -56,6 +58,16 @@ def test_a_place_that_takes_no_scores_is_refused_before_they_are_made(tmp_path):
     (tmp_path / "evaluation.json").mkdir()
     with pytest.raises(ThreestepError, match="^--output_dir expects a file, got '.*evaluation.json', which is a fold"):
         main(["--model_name_or_path", "m", "--data_path", "embedded", "--output_dir", str(tmp_path)])
+
+
+def test_the_share_of_rows_that_was_scored_is_said():
+    phase: Any = SimpleNamespace(train=range(36), eval=range(4))
+    assert _share(phase, "eval") == (
+        "scored 4 of 40 rows (--split eval); --split train --data_split 0,1,0 --eval_fraction 0 scores every training "
+        "row"
+    )
+    phase = SimpleNamespace(train=range(40), eval=[])
+    assert _share(phase, "train") == "scored 40 of 40 rows (--split train)"
 
 
 PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 5.", "rejected": " It is 4."}
