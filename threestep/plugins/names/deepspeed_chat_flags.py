@@ -45,6 +45,40 @@ _ITS_DEFAULTS_OF_STEPS = {
     "dpo": {"learning_rate": "1e-3"},
     "ppo": {"num_warmup_steps": "100"},
 }
+# What the same flags do otherwise here, by kind of step: the flag that restores it, and the words.
+_PAGE = "threestep/plugins/names/from_deepspeed_chat.md#behavior-that-differs-under-the-same-flags"
+_EVALUATION = ("--eval_epochs", "evaluation up to ten times (--eval_epochs 1)")
+_END = ("--end_of_conversation_token", "one end token in every step (--end_of_conversation_token)")
+_STYLE = (
+    "--prompt_style",
+    "the tokenizer's chat template, if it has one, formats prompts (--prompt_style human_assistant)",
+)
+_PAD = ("--pad_token", "the token [PAD] is added where a tokenizer has none (--pad_token)")
+_SAVED = ("", "the model is saved as safetensors in OUTPUT_DIR/model")
+_ITS_BEHAVIOR = {
+    "sft": (
+        _STYLE,
+        ("--loss_on", "loss on the response alone (--loss_on conversation)"),
+        _END,
+        _PAD,
+        _EVALUATION,
+        _SAVED,
+    ),
+    "reward": (
+        ("--loss_from", "loss from the scores at the responses' ends (--loss_from first_difference)"),
+        _END,
+        _PAD,
+        _EVALUATION,
+        _SAVED,
+    ),
+    "dpo": (_END, _EVALUATION, _SAVED),
+    "ppo": (
+        ("--top_k", "rollouts are sampled (--top_k 1)"),
+        ("--whiten_advantages", "advantages are whitened (--whiten_advantages false)"),
+        ("--max_eval_rows", "held-out prompts are evaluated (fewer: --max_eval_rows)"),
+        _SAVED,
+    ),
+}
 _ITS_DATA = (("--data_path", "Dahoas/rm-static", "data"), ("--data_split", "2,4,4", "fractions of the data"))
 
 
@@ -93,7 +127,8 @@ def _data_of_deepspeed_chat(
 
 
 def _defaults_that_differ(old_flags: Mapping[str, OldFlag], present: set[str]) -> list[str]:
-    """Return one line for DeepSpeed-Chat's other defaults that differ here and that the command line leaves out."""
+    """Return a line for DeepSpeed-Chat's other defaults that differ here and that the command line leaves out, and one
+    for what differs under the same flags."""
     tables = {"sft": SFT_OLD_FLAGS, "reward": REWARD_OLD_FLAGS, "dpo": DPO_OLD_FLAGS, "ppo": PPO_OLD_FLAGS}
     kind = next((kind for kind, table in tables.items() if table.keys() == old_flags.keys()), None)
     if kind is None:
@@ -110,7 +145,10 @@ def _defaults_that_differ(old_flags: Mapping[str, OldFlag], present: set[str]) -
         f"DeepSpeed-Chat's defaults that differ here: {', '.join(differ)}; set these flags to train as "
         "DeepSpeed-Chat does"
     )
-    return [line] if differ else []
+    given = {flag.replace("--no_", "--", 1) for flag in present}
+    behaves = [words for flag, words in _ITS_BEHAVIOR[kind] if flag not in given]
+    behavior = f"behavior that differs from DeepSpeed-Chat's: {'; '.join(behaves)}; all of it: {_PAGE}"
+    return [*([line] if differ else []), behavior]
 
 
 def no_dropout(role: str = "") -> Renamed:

@@ -157,7 +157,7 @@ def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
 
     assert data_of("--deepspeed") == ["Dahoas/rm-static"]
     reason = "DeepSpeed-Chat's default, because the command line uses its flags but names no"
-    assert capsys.readouterr().out.splitlines()[-3:-1] == [
+    assert capsys.readouterr().out.splitlines()[-4:-2] == [
         f"--data_path is Dahoas/rm-static, {reason} data",
         f"--data_split is 2,4,4, {reason} fractions of the data",
     ]
@@ -224,6 +224,23 @@ def test_its_defaults_that_differ_are_one_line(step, words, line):
     found = [each for each in lines if "defaults" in each]
     beginning, end = "DeepSpeed-Chat's defaults that differ here: ", "; set these flags to train as DeepSpeed-Chat does"
     assert found == ([] if line is None else [f"{beginning}{line}{end}"])
+
+
+@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step2_dpo", "step3_ppo"])
+def test_its_behavior_that_differs_is_one_line_with_the_page(step):
+    """A team that kept its flags saw the differing dtype named, and nothing of prompts, loss masks and end tokens."""
+    typed = ["--deepspeed" if step != "step3_ppo" else "--enable_hybrid_engine", "--data_path", "embedded"]
+    *_, lines = read_flags([], [*typed, "--learning_rate", "1e-3"], known_steps()[step].old_flags)
+    [told] = [line for line in lines if line.startswith("behavior that differs from DeepSpeed-Chat's: ")]
+    page, _, part = told.rpartition(" ")[2].partition("#")
+    assert re.sub("[^a-z]+", "-", "Behavior that differs under the same flags".lower()) == part
+    assert f"## {part.replace('-', ' ').capitalize()}\n" in (DOCUMENT.parents[3] / page).read_text()
+    restoring = re.findall(r"(--\w+)[^()]*\)", told)
+    assert {flag.removeprefix("--") for flag in restoring} <= known_steps()[step].defaults.keys()
+    *_, lines = read_flags([], [*typed, restoring[0], "1"], known_steps()[step].old_flags)
+    assert restoring and restoring[0] in told and not any(restoring[0] in line for line in lines if "behavior" in line)
+    *_, lines = read_flags([], ["--data_path", "embedded", "--learning_rate", "1e-3"], known_steps()[step].old_flags)
+    assert not any("behavior" in line for line in lines)  # nothing says that the command line is DeepSpeed-Chat's
 
 
 def test_the_document_has_the_tables():

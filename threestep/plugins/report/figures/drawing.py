@@ -32,14 +32,15 @@ def drawing_of(chart: Chart) -> dict[str, Any] | None:
 
 def in_words(chart: Chart) -> str:
     """The values of a chart whose lines have one or two each, or the same one throughout, which a sentence says better;
-    "" for other charts."""
+    "" for other charts, and for evaluations of several runs."""
     if not isinstance(chart, LineChart):
         return ""
     lines = known_lines(chart)
     values = {y for line in chart.lines for _, y in line.points}
     if len(values) == 1 and lines and sum(len(line.points) for line in lines) > 2 * len(lines):
         return f"{shown(lines[0].known[0][1])} throughout"
-    if any(len(line.points) > 2 for line in chart.lines):
+    compares = len(lines) > 1 and all(line.is_evaluation and len(line.known) > 1 for line in lines)
+    if compares or any(len(line.points) > 2 for line in chart.lines):
         return ""
     named = len(lines) > 1 or any(line.is_evaluation for line in lines)
     return "; ".join(

@@ -216,9 +216,9 @@ def harness_rows(step: StepRun) -> list[list[str]]:
 
 
 def settings_rows(steps: Sequence[StepRun]) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:
-    """(settings that differ between the runs, the others), each as (name, value in each run). Each run has a folder of
-    its own, which is no difference."""
-    ignored = {"output_dir"} if len(steps) > 1 else set()
+    """(settings that differ between the runs, the others), each as (name, value in each run). Where a run is
+    written, and over what, is no difference."""
+    ignored = {"output_dir", "overwrite", "resume"} if len(steps) > 1 else set()
     names = sorted({name for step in steps for name in step.settings} - ignored)
     rows = [(name, [_setting(step, name) for step in steps]) for name in names]
     return [row for row in rows if len(set(row[1])) > 1], [row for row in rows if len(set(row[1])) == 1]
@@ -259,7 +259,7 @@ def _setting(step: StepRun, name: str) -> str:
     if name not in step.settings:
         return "–"
     value = step.settings[name]
-    return "null" if value is None else text_of(value)
+    return "none" if value is None or value == "" else text_of(value)
 
 
 def text_of(value: Any) -> str:

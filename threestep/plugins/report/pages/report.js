@@ -16,11 +16,11 @@ const shown = value => {
   if (size >= 1e6 || size < 1e-3) return d3.format(".3~e")(value).replace("e+", "e");
   return d3.format(size >= 1000 ? ",.0f" : ".4~r")(value);
 };
-const tick = value => {
+const tick = (value, most = 0) => {  // most: the largest on the axis, whose small numbers are written like it
   const size = Math.abs(value);
   if (size < 1e-12) return "0";
   if (size >= 1e4 && size < 1e6) return `${+(value / 1000).toPrecision(6)}k`;
-  return size >= 1e-3 && size < 1e6 ? `${+value.toPrecision(6)}` : shown(value);
+  return size >= (most >= 1e-3 ? 1e-5 : 1e-3) && size < 1e6 ? `${+value.toPrecision(6)}` : shown(value);
 };
 const bounds = values => {
   const [low, high] = d3.extent(values);
@@ -38,18 +38,18 @@ function axes(svg, x, y, chart, log) {
   const whole = chart.x === "step";  // there is no step 1.5
   const xs = x.ticks(Math.max(2, Math.floor((x.range()[1] - LEFT) / 80))).filter(v => !whole || Number.isInteger(v));
   svg.append("g").attr("class", "axis").attr("transform", `translate(0,${HEIGHT - BOTTOM})`)
-    .call(d3.axisBottom(x).tickValues(xs).tickFormat(tick).tickSize(4));
+    .call(d3.axisBottom(x).tickValues(xs).tickFormat(value => tick(value)).tickSize(4));
   const scale = d3.axisLeft(y).ticks(5).tickSize(LEFT - x.range()[1]).tickPadding(6);
   svg.append("g").attr("class", "grid").attr("transform", `translate(${LEFT},0)`)
-    .call(log ? onLog(scale, y) : scale.tickFormat(tick));
+    .call(log ? onLog(scale, y) : scale.tickFormat(value => tick(value, d3.max(y.domain(), Math.abs))));
   svg.append("text").attr("class", "name").attr("x", x.range()[1]).attr("y", HEIGHT - 3).text(chart.x);
 }
 
 // Powers of ten and parts of them; of less than a decade, round numbers.
 function onLog(scale, y) {
   const [low, high] = y.domain();
-  if (high / low >= 10) return scale.tickFormat(y.tickFormat(4, tick));
-  return scale.tickValues(d3.scaleLinear().domain([low, high]).ticks(5)).tickFormat(tick);
+  if (high / low >= 10) return scale.tickFormat(y.tickFormat(4, value => tick(value)));
+  return scale.tickValues(d3.scaleLinear().domain([low, high]).ticks(5)).tickFormat(value => tick(value));
 }
 
 function lines(svg, chart, figure, width) {

@@ -69,6 +69,15 @@ def test_a_figure_that_never_changes_is_a_sentence(sft_run):
     assert words(0.0, 0.0, 0.0) == "0 throughout" and words(0.0, 0.0, 0.5) == words(0.0, None, 0.0) == ""
 
 
+def test_two_evaluations_of_several_runs_are_curves():
+    def drawn(*lines: ChartLine) -> bool:
+        return not in_words(LineChart("Reward: held-out prompts", lines))
+
+    points = ((0, 1.0), (20, 2.0))
+    one, other = (ChartLine(label, points, place, is_evaluation=True) for place, label in enumerate("ab"))
+    assert drawn(one, other) and not drawn(one) and not drawn(one, ChartLine("c", points[:1], 2, is_evaluation=True))
+
+
 def test_a_folder_of_its_own_is_no_difference(sft_run):
     steps = [*steps_of(sft_run("a", output_dir="a")), *steps_of(sft_run("b", output_dir="b", seed=2))]
     differ, same = settings_rows(steps)
