@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ _LEFT_OUT = frozenset(
     {
         "output_dir", "data_output_path", "data_path", "run_name", "resume", "report", "report_to", "report_samples",
         "logging_steps", "logging_seconds", "num_workers", "push_to_hub", "hub_model_id", "hub_private_repo",
-        "parallel_tags",
+        "parallel_tags", "overwrite", "record_steps", "record_values", "explain_steps", "digests",
     }
 )  # fmt: skip
 
@@ -75,9 +75,9 @@ def model_card(
     if exported is not None:
         lines += ["", f"Exported from checkpoint {exported[1]}: the {exported[0]}."]
     figures = [
-        f"| {name} | {value:.4g} |"
-        for name, value in summary.items()
-        if isinstance(value, (int, float)) and name != "seconds"
+        f"| {name} | {summary[name]:.4g} |"
+        for name in _before_first(summary)
+        if isinstance(summary[name], (int, float)) and name != "seconds"
     ]
     if figures:
         lines += ["", "## Figures", "", "| figure | value |", "| --- | ---: |", *figures]
@@ -85,6 +85,13 @@ def model_card(
     lines += [f"| {name} | {_plain(value)} |" for name, value in _changed(settings, step).items()]
     lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.", ""]
     return "\n".join(lines)
+
+
+def _before_first(names: Iterable[str]) -> list[str]:
+    """The names in their order, but what was before training before what was after it."""
+    ordered = list(dict.fromkeys(re.sub("_(before|after)$", "", name) for name in names))
+    place = {f"{name}{end}": (at, end) for at, name in enumerate(ordered) for end in ("_before", "_after", "")}
+    return sorted(names, key=lambda name: (place[name][0], place[name][1] != "_before"))
 
 
 def _start_name(path: Any) -> str:
@@ -133,10 +140,11 @@ def _dataset_of(name: str) -> str | None:
 
 def _changed(settings: Mapping[str, Any], step: Step) -> dict[str, Any]:
     defaults = defaults_of(step.groups)
+    start = next((flag for flag in step.inputs if settings.get(flag)), "")  # which stands at the top
     return {
         name: value
         for name, value in sorted(settings.items())
-        if name in defaults and name not in _LEFT_OUT and value not in (defaults[name], [])
+        if name in defaults and name not in (*_LEFT_OUT, start) and value not in (defaults[name], [])
     }
 
 
@@ -147,5 +155,5 @@ def _plain(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     prefix, colon, path = text.rpartition(":")
     if os.path.isabs(path) or (os.sep in path and Path(path).exists()):
-        text = prefix + colon + Path(path).name
+        text = prefix + colon + _start_name(path)
     return " ".join(text.replace("|", "\\|").split())

@@ -153,6 +153,8 @@ footer { margin-top: 48px; padding-bottom: 32px; }
   figure { padding: 10px 8px 4px; }
   .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: 6px; }
   button { min-height: 32px; }
+  .scroll td.metric { white-space: normal; min-width: 104px; } .scroll td.value { min-width: 96px; }
+  .scroll th, .scroll td { padding-right: 10px; }
 }
 @media print { .tools, button[data-log], nav { display: none; } .text { max-height: none; }
   .charts { grid-template-columns: repeat(2, 1fr); } figure, .card { break-inside: avoid; } }

@@ -129,7 +129,7 @@ def test_a_whole_run_has_a_page_and_none_on_request(tmp_path, capsys):
 # --- the card of a model
 
 SFT = {**defaults_of(known_steps()["step1_sft"].groups), "model_name_or_path": "acme/base", "seed": 7}
-SUMMARY = {"eval_loss_before": 3.0, "eval_loss_after": 1.25, "eval_accuracy": None}
+SUMMARY = {"eval_loss_after": 1.25, "eval_loss_before": 3.0, "eval_accuracy": None}
 
 
 def test_what_the_card_tells():
@@ -142,6 +142,7 @@ def test_what_the_card_tells():
     }  # fmt: skip
     assert "| eval_loss_after | 1.25 |" in text and "eval_accuracy" not in text and "torch 2.13" in text
     assert "| seed | 7 |" in text and "weight_decay" not in text
+    assert text.index("eval_loss_before") < text.index("eval_loss_after") and "model_name_or_path" not in text
     assert "/home/me" not in card and "`jsonl:rows.jsonl`" in card
 
 
