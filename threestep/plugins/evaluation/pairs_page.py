@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from threestep.plugins.report.figures.sample_media import media_shown, sample_media
-from threestep.plugins.report.pages.document import document, table, tiles
+from threestep.plugins.report.pages.document import direction, document, table, tiles
 from training.utils.contracts.rows import MEDIA_COLUMN
 
 _MOST_BYTES = 2**22  # of media on a page
 
+_ABOUT = "Figures on these prompts; 95%: the confidence interval."
 _STYLE = """
 .answer.best { border-left-color: var(--good); }
 .answer.best .soft::after { content: " · higher score"; color: var(--good); }
@@ -24,17 +25,32 @@ def page(
 ) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
     that alone has the highest score is highlighted. folder: of the media of samples."""
-    boxes = tiles([(name.replace("_", " "), str(value)) for name, value in figures.items()])
-    names = [("AB"[place], name) for place, name in enumerate(models)]
+    several = len(models) > 1
+    boxes = tiles([(_label(name, figures), str(value).replace("95 % from", "95%:")) for name, value in figures.items()])
+    names = [
+        (f"{'AB'[place]}{', the baseline' if place else ''}" if several else "model", name)
+        for place, name in enumerate(models)
+    ]
+    said = _label(title, {})
+    said = escape(said[0].upper() + said[1:])
     media = _media(folder, samples)
     body = "".join(_sample(place, *both) for place, both in enumerate(zip(samples, media, strict=True), start=1))
     return document(
         title,
-        f'<header><h1>{escape(title)}</h1></header><main>{boxes}<div class="card">{table([], names)}</div>'
-        f"<section><h2>Answers</h2>{body}</section></main>"
+        f'<header><h1>{said}</h1></header><main><div class="card">{table([], names)}</div>'
+        f'<p class="soft above">{_ABOUT}</p>{boxes}'
+        f"<section><h2>Responses</h2>{body}</section></main>"
         "<footer>Written by threestep evaluate.</footer>",
         _STYLE,
     )
+
+
+def _label(name: str, figures: Mapping[str, Any]) -> str:
+    """A figure's name in words, and whose it is where both models have it."""
+    words = name.replace("_", " ")
+    if name.startswith("baseline_"):
+        return f"{words.removeprefix('baseline ')} (B)"
+    return f"{words} (A)" if f"baseline_{name}" in figures else words
 
 
 def _media(folder: Path, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -53,13 +69,13 @@ def _sample(place: int, sample: Mapping[str, Any], media: str) -> str:
     answers = "".join(
         f'<div class="answer{" best" if marked and score == best else ""}">'
         f'<p class="soft">{"AB"[number]}, score {score:.3f}</p>'
-        f'<div class="text" dir="auto" tabindex="0">{_safe(answer) or "(empty)"}</div></div>'
+        f'<div class="text" dir="{direction(str(answer))}" tabindex="0">{_safe(answer) or "(empty)"}</div></div>'
         for number, (answer, score) in enumerate(zip(sample["answers"], scores, strict=True))
     )
     truth = sample.get("ground_truth")
     wanted = "" if truth is None else f'<p class="soft">expected: {_safe(truth)}</p>'
     return (
-        f'<div class="card sample"><p class="soft">{place}</p>'
+        f'<div class="card sample"><p class="soft">prompt {place}</p>'
         f'<div class="text prompt" dir="auto" tabindex="0">{_safe(sample["prompt"])}</div>{media}{wanted}'
         f'<div class="answers">{answers}</div></div>'
     )

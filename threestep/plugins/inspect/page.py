@@ -26,7 +26,7 @@ h3 { overflow-wrap: anywhere; }
 
 def page(account: Account) -> str:
     """Return the whole page."""
-    anchors = [("sources", "Data"), *((f"phase{each.phase}", f"Phase {each.phase}") for each in account.phases)]
+    anchors = [("sources", "Data"), *((f"phase{each.phase}", f"Step {each.phase}") for each in account.phases)]
     links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in anchors)
     names = ", ".join(source.name for source in account.sources)
     refused = "" if account.refused is None else f'<p class="warning refused">{escape(account.refused)}</p>'
@@ -115,7 +115,8 @@ def _dropped(phase: PhaseAccount) -> str:
         return ""
     rows = "".join(f"<li>{escape(row.where)}: {escape(row.reason)}</li>" for row in phase.dropped_rows)
     some = f'<p class="soft">Among them</p><ul class="reasons">{rows}</ul>' if rows else ""
-    return f'<div class="card"><h3>Left out, and why</h3><ul class="reasons">{lines}</ul>{some}</div>'
+    title = "Left out, and why" if phase.dropped else "About these rows"
+    return f'<div class="card"><h3>{title}</h3><ul class="reasons">{lines}</ul>{some}</div>'
 
 
 def _row(phase: PhaseAccount, row: ShownRow, unit: str) -> str:

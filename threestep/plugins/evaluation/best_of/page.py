@@ -10,7 +10,7 @@ from threestep.plugins.report.figures.charts import ChartLine, LineChart
 from threestep.plugins.report.figures.drawing import drawing_of
 from threestep.plugins.report.figures.numbers import shown
 from threestep.plugins.report.figures.tables import clipped, text_of
-from threestep.plugins.report.pages.document import document, scrolled, table
+from threestep.plugins.report.pages.document import direction, document, scrolled, table
 from threestep.plugins.report.pages.page import chart_figure
 from threestep.plugins.report.pages.script import PACKAGE, SCRIPT, library
 
@@ -86,7 +86,8 @@ def _prompt(prompt: Mapping[str, Any]) -> str:
     pair = [("best", order[0])] + ([("worst", order[-1])] if len(order) > 1 else [])
     answers = "".join(
         f'<div class="answer"><p class="soft">{name}, reward {shown(rewards[place])}{_marks(prompt, place)}</p>'
-        f'<div class="text" dir="auto" tabindex="0">{_safe(prompt["responses"][place]) or "(empty)"}</div></div>'
+        f'<div class="text" dir="{direction(str(prompt["responses"][place]))}" tabindex="0">'
+        f"{_safe(prompt['responses'][place]) or '(empty)'}</div></div>"
         for name, place in pair
     )
     return (

@@ -258,7 +258,9 @@ def test_the_page(tmp_path):
         {"prompt": "a < b?", "answers": ["<script>x</script>", "no"], "scores": [1.0, 0.5], "ground_truth": "no"},
         {"prompt": "c", "answers": ["1", "2"], "scores": [0.5, 0.5], "ground_truth": None},
     ]
-    text = page("win_rate", {"win_rate": "0.5"}, ["A", "B"], samples, folder=tmp_path)
+    figures = {"win_rate": "0.5 (95 % from 0.4 to 0.6)", "reward": "1", "baseline_reward": "2"}
+    text = page("win_rate", figures, ["A", "B"], samples, folder=tmp_path)
+    assert all(f">{words}<" in text for words in ("Win rate", "reward (A)", "reward (B)", "95%: 0.4 to 0.6"))
     assert "<script>" not in text and "&lt;script&gt;x&lt;/script&gt;" in text and "a &lt; b?" in text
     assert text.count('class="answer best"') == 1  # a tie marks none
     assert text.count("expected: no") == 1

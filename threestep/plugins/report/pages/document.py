@@ -11,6 +11,8 @@ import base64
 import hashlib
 import json
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -85,6 +87,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[
 def scrolled(content: str, name: str) -> str:
     """A wide table in a card that scrolls sideways by itself, also by the keyboard."""
     return f'<div class="card scroll" tabindex="0" role="region" aria-label="{escape(name)}">{content}</div>'
+
+
+def direction(text: str) -> str:
+    """The direction of a text, HTML or plain, by most of its letters: dir="auto" takes the first one's, and what a
+    model with random weights writes has letters of all kinds."""
+    kinds = Counter(map(unicodedata.bidirectional, re.sub("<[^>]*>", "", text)))
+    return "rtl" if kinds["R"] + kinds["AL"] > kinds["L"] else "ltr"
 
 
 def with_flags(sentence: str) -> str:

@@ -55,7 +55,8 @@ def length_chart(bars: Sequence[tuple[int, int, int]], limit: int | None = None)
     most = max((count for _, _, count in bars), default=0)
     lines = "".join(
         f'<div class="{"over" if limit is not None and begin > limit else "within"}">'
-        f'<span>{begin:,} – {end:,}</span><u><i style="width:{count / most:.1%}"></i></u><span>{count:,}</span></div>'
+        f"<span>{f'{begin:,} – {end:,}' if end > begin else f'{begin:,}'}</span>"
+        f'<u><i style="width:{count / most:.1%}"></i></u><span>{count:,}</span></div>'
         for begin, end, count in bars
     )
     return f'<div class="lengths">{lines}</div>'

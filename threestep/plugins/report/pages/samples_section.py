@@ -20,6 +20,7 @@ from threestep.plugins.report.figures.ranked_samples import (
 )
 from threestep.plugins.report.figures.sample_media import media_shown
 from threestep.plugins.report.figures.tables import FIRST, Sampled, SampledAnswer, answers_along, sampled_rows
+from threestep.plugins.report.pages.document import direction
 
 if TYPE_CHECKING:
     from threestep.plugins.report.figures.reading import StepRun
@@ -88,8 +89,8 @@ def answers_card(row: Sampled) -> str:
 
 def _sample(prompt: str, media: tuple[str | None, ...], truth: str, answers: str, *, below: str = "") -> str:
     return (
-        f'<div class="card sample"><div class="text prompt" dir="auto" tabindex="0">{escape(prompt)}</div>'
-        f"{media_shown(media)}{truth}"
+        f'<div class="card sample"><div class="text prompt" dir="{direction(prompt)}" tabindex="0">'
+        f"{escape(prompt)}</div>{media_shown(media)}{truth}"
         f'<div class="answers">{answers}</div>{below}</div>'
     )
 
@@ -135,7 +136,7 @@ def _box(title: str, text: str, marks: str) -> str:
     """A response with its numbers. text, marks: HTML."""
     return (
         f'<div class="answer"><p class="soft">{escape(title)}</p>'
-        f'<div class="text" dir="auto" tabindex="0">{text}</div><div class="marks">{marks}</div></div>'
+        f'<div class="text" dir="{direction(text)}" tabindex="0">{text}</div><div class="marks">{marks}</div></div>'
     )
 
 

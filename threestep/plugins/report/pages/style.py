@@ -31,7 +31,7 @@ h3.kind { font-size: 17px; } p + h3.kind, .card + h3.kind, details + h3.kind { m
 h2.small { font-size: 15px; margin: 0 0 4px; padding: 0; }
 p { margin: 0 0 8px; }
 p.above { margin-top: 14px; } .above + .tiles { margin-top: 0; }
-h3 + .scroll { margin-top: 6px; }
+main > .card:first-child { margin-top: 14px; } h3 + .scroll { margin-top: 6px; }
 p, li, dd, dt, summary, span.soft { overflow-wrap: anywhere; }
 .soft, figcaption p, footer { color: var(--soft); font-size: 13px; }
 .paths { overflow-wrap: anywhere; }
@@ -153,7 +153,7 @@ footer { margin-top: 48px; padding-bottom: 32px; }
   figure { padding: 10px 8px 4px; }
   .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: 6px; }
   button { min-height: 32px; }
-  .scroll td.metric { white-space: normal; min-width: 104px; } .scroll td.value { min-width: 96px; }
+  .scroll td.metric { white-space: normal; min-width: 150px; } .scroll td.value { min-width: 96px; }
   .scroll th, .scroll td { padding-right: 10px; }
 }
 @media print { .tools, button[data-log], nav { display: none; } .text { max-height: none; }

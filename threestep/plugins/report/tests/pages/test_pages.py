@@ -14,7 +14,7 @@ import pytest
 from threestep.plugins.report.figures.reading import read_runs
 from threestep.plugins.report.pages import page as page_module
 from threestep.plugins.report.pages import script
-from threestep.plugins.report.pages.document import document, tile_grid
+from threestep.plugins.report.pages.document import direction, document, tile_grid
 from threestep.plugins.report.pages.marked import marked_texts
 from threestep.plugins.report.pages.page import page, parts_of
 from threestep.plugins.report.pages.rows_page import PageRow, rows_page
@@ -294,3 +294,11 @@ def test_turns_of_conversations_stand_apart(ppo_run):
 def test_no_tile_stands_alone_in_a_row(number):
     columns = int(re.search(r"--columns: (\d+)", tile_grid(["<b>1</b>"] * number))[1])
     assert columns <= 5 and number % columns != 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("ש M garbage", "ltr"), ("שלום R2", "rtl"), ("<b>שלום</b>", "rtl"), ("\ufffd\x05 7", "ltr"), ("", "ltr")],
+)
+def test_a_text_has_the_direction_of_most_of_its_letters(text, expected):
+    assert direction(text) == expected
