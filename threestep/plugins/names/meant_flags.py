@@ -67,6 +67,7 @@ MEANT = {
     "lora_rank": ("lora_dim", "actor_lora_dim"),
     "lora_target": ("lora_module_name", "actor_lora_module_name"),
     "lora_target_linear": ("lora_module_name", "actor_lora_module_name"),
+    "loss_agg_mode": ("loss_aggregation",),
     "lr": ("learning_rate", "actor_learning_rate"),
     "lr_scheduler": ("lr_scheduler_type",),
     "max_epochs": ("num_train_epochs",),

@@ -98,6 +98,7 @@ PPO = list(defaults_of(known_steps()["step3_ppo"].groups))
         ("warmup", SFT, "'warmup_ratio'"),
         ("eps_clip", PPO, "'clip_range'"),
         ("adv_estimator", PPO, "'advantage'"),
+        ("loss_agg_mode", PPO, "'loss_aggregation'"),
         ("kl_loss_coef", PPO, "'kl_coef'"),
         ("rollout_n", PPO, "'num_samples_per_prompt'"),
         *((nothing, [*SFT, "local_rank"], "") for nothing in ("qqqq", "num_beams", "compute_metrics", "tokenizer")),
