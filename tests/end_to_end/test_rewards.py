@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(900)  # on a busy machine
 OWN = """
 import os, time
 
-def letters(prompts, responses, *, ground_truth, data_source, **columns):
+def letters(prompts, responses, *, data_source, **columns):
     counts = [float(sum(letter.isalpha() for letter in response)) for response in responses]
     return [count / 10 for count in counts], {"count": counts}
 
