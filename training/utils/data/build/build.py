@@ -260,8 +260,9 @@ def _build_splits(
     hashes = {key: row_hashes(os.path.join(folder, f"{key}.arrow")) for key in joined["splits"]}
     for key, entry in joined["splits"].items():
         entry["duplicates"] = len(hashes[key]) - len(np.unique(hashes[key]))
-    if shared_rows := int(np.isin(hashes["eval"], hashes["train"]).sum()):
-        joined["splits"]["eval"]["noted"][_TRAINED] = shared_rows
+    if trained := int(np.isin(hashes["eval"], hashes["train"]).sum()):
+        given = any(source["own_evaluation_rows"] for source in shared.described)
+        joined["splits"]["eval"]["noted"][_TRAINED if given else "equal to a training row"] = trained
     return {"phase": kind.phase, **joined, "sources": shared.described}
 
 
