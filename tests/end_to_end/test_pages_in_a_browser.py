@@ -45,7 +45,8 @@ def make_run(folder: Path, steps: int) -> Path:
     lines = [{"step": 0, "seconds": 1.0, "eval/loss": 5.0}]
     for step in range(1, steps + 1):
         loss = 1 + 4 * math.exp(-step / steps * 5)
-        others = {"train/token_accuracy": 0.5, "train/tokens_per_second": 1e4, "train/learning_rate": 1e-4}
+        others = {"train/token_accuracy": step / 200, "train/tokens_per_second": 1e4 + step}
+        others["train/learning_rate"] = 1e-4 / step
         lines.append({"step": step, "seconds": 1.0 + step, "train/loss": loss, "train/grad_norm": 1 / step, **others})
     lines.append({"step": steps, "seconds": 2.0 + steps, "eval/loss": 1.1})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -123,6 +124,18 @@ def test_every_page_fits_a_phone(browser, tmp_path, dark):
     for page in (report, *(tmp_path / name for name in others)):
         browser.show(page.as_uri(), width=360, height=740, dark=dark)
         judged(browser)
+
+
+def test_two_evaluations_of_several_runs_are_lines(browser, tmp_path):
+    """Beside a curve of training a line between two values would say what nobody measured."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        lines = [{"step": at, "eval/reward": at + 1.0, "rollout/score": 1.0, "rollout/reward": 0.5} for at in (0, 20)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (tmp_path / name / "config.yaml").write_text("program: training.step3_ppo.main\n")
+    browser.show(write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report.html").as_uri())
+    browser.wait("document.querySelectorAll('figure[data-chart=\"ppo-0\"] path.dashed').length === 2")
+    judged(browser)
 
 
 def test_a_page_follows_its_run_and_keeps_what_was_opened(browser, tmp_path):

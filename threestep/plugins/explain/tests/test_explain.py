@@ -302,7 +302,7 @@ def test_a_page_is_in_the_run_that_it_explains_and_no_page_is_lost(tmp_path, cap
         return capsys.readouterr().out.splitlines()[-1].replace(f"{tmp_path}/", "")
 
     for place in ("run/records/step_000004", "alone"):
-        write_record(tmp_path / place, _drawn("sft").record)
+        write_record(tmp_path / place, PlainStep(3, "sft").made().record)
     place = "run/explained/step_000004"
     assert written(f"{tmp_path}/run", "--step", "4").startswith(f"written: {place}/explained.html, {place}/tokens.parq")
     assert f": {place}_2/explained.html" in written(f"{tmp_path}/run/records/step_000004")
@@ -381,7 +381,7 @@ def test_the_table_the_page_and_the_terminal_have_the_turns(kind: str):
     line = next(line for line in as_lines(found) if "by turns of the model" in line)
     whole = found.table.figures["change"]
     first, second = (float(tokens["share"][tokens["turn"] == turn].sum()) / whole for turn in (1, 2))
-    assert line == f"  by turns of the model: 1: {100 * first:.3g} %, 2: {100 * second:.3g} %"
+    assert line == f"  by turns of the model: 1: {100 * first:.3g}%, 2: {100 * second:.3g}%"
 
 
 def test_parts_follow_each_other():

@@ -72,10 +72,11 @@ function lines(svg, chart, figure, width) {
   const body = svg.append("g").attr("clip-path", `url(#clip-${id})`);
   const path = (columns, kind) => body.append("path").attr("class", kind).attr("d",
     d3.line().defined(i => fits(columns.ys[i])).x(i => x(columns.xs[i])).y(i => y(columns.ys[i]))(d3.range(columns.xs.length)));
+  const compares = chart.lines.length > 1 && chart.lines.every(line => line.held);  // two values of each run
   for (const line of on) {
     const known = d3.range(line.xs.length).filter(i => fits(line.ys[i])), few = known.length < 3;
     const colour = `c${line.colour}`, dashes = line.held ? " dashed" : "";
-    if (!few || line.held && known.length > 1) path(line, `line ${colour}${dashes}${line.mean ? " faint" : ""}`);
+    if (!few || compares && known.length > 1) path(line, `line ${colour}${dashes}${line.mean ? " faint" : ""}`);
     if (line.mean) path(line.mean, `line ${colour}`);
     if (few || line.held)
       for (const i of known.filter((_, place) => place % Math.ceil(known.length / 60) === 0 || place === known.length - 1))
