@@ -85,7 +85,7 @@ def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
     """The sentence with arguments in the place of flags: output_dir, overwrite=True, advantage='gae'.
 
     kind: of the step, new_model or evaluate. settings: of the call; a word behind a flag that is neither one of these,
-        nor a number, a choice, a default or quoted is the sentence's
+        nor a number, a choice, a default, quoted or the last in parentheses is the sentence's
     """
     groups = _groups(kind)
     defaults, choices = defaults_of(groups), choices_of(groups)
@@ -97,7 +97,8 @@ def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
         shown = f"{before} " if before else ""
         shown += _ARGUMENTS.get(name, name)
         known = {str(defaults.get(name)), str(settings.get(name)), *choices.get(name, ())}
-        given = None if value is None else _given(value, known)
+        is_whole = found.string[: found.start()].endswith("(") and found.string[found.end() :].startswith(")")
+        given = None if value is None else _given(value, known | {value} if is_whole else known)
         if given is not None:
             return f"{shown}={given}"
         is_switch = isinstance(defaults.get(name), bool) or name == "resume"

@@ -332,6 +332,10 @@ def test_what_the_package_exports():
             "unknown argument beto; did you mean 'beta' or 'bet'?",
         ),
         ("name others with --data_path.", "name others with rows."),
+        (
+            "or write it (--chosen_column answer), not (--chosen_column here and there)",
+            "or write it (chosen_column='answer'), not (chosen_column here and there)",
+        ),
         ("--nobodys_flag stays, as does `threestep sft --resume`", None),
     ],
 )
