@@ -50,7 +50,8 @@ def an_object(draw: random.Random) -> tuple[str, str]:
 
 def a_length(draw: random.Random) -> tuple[str, str]:
     count, (one, other) = draw.randint(4, 9), draw.sample(WORDS, 2)
-    return f"Write one sentence of exactly {count} words with: {one}, {other}.", f"{count} words"
+    prompt = f"Write one sentence of exactly {count} words that contains the words {one} and {other}."
+    return prompt, f"{count} words: {one} {other}"
 
 
 KINDS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (a_sum, a_count, an_order, an_object, a_length)
@@ -66,27 +67,44 @@ def rows(count: int, draw: random.Random) -> list[dict[str, str]]:
 
 
 def checked(prompts: list[str], responses: list[str], *, expected: list[str], **_: object) -> list[float]:
-    """Return 1 for a right answer, 0.2 for a wrong one in the right form, and 0 otherwise."""
+    """Return 1 for a right answer in the right form, 0.5 for a right answer in another form, and 0 otherwise.
+
+    A right form alone earns nothing: with 0.2 for it, SmolLM2-135M learned to answer "2" to every question for a
+    number (docs/lab_book/2026-q4-public-model.md).
+    """
     return [score(response.strip(), answer) for response, answer in zip(responses, expected, strict=True)]
 
 
+def exact(prompts: list[str], responses: list[str], *, expected: list[str], **_: object) -> list[float]:
+    """Return 1 for a right answer in the right form, and 0 otherwise."""
+    return [float(score(response.strip(), answer) == 1) for response, answer in zip(responses, expected, strict=True)]
+
+
 def score(response: str, expected: str) -> float:
-    """See `checked`. The form: a number alone, words and commas alone, a JSON object, one sentence."""
+    """See `checked`. A sentence that contains its words and has up to two words too many or too few earns 0.5."""
     if response == expected:
         return 1.0
     if expected.isdigit():
-        return 0.2 if response.isdigit() else 0.0
-    if expected.endswith(" words"):
-        words, wanted = len(response.split()), int(expected.split()[0])
-        is_sentence = re.fullmatch(r"[^.!?\n]+[.!?]", response) is not None
-        return (1.0 if words == wanted else 0.2) if is_sentence else 0.0
+        return 0.5 if re.findall(r"\d+", response)[-1:] == [expected] else 0.0
     if expected.startswith("{"):
-        try:
-            found = json.loads(response)
-        except ValueError:
+        objects = re.findall(r"{.*?}", response, flags=re.DOTALL)
+        right = bool(objects) and _parsed(objects[0]) == json.loads(expected)
+        return (1.0 if objects[0] == response else 0.5) if right else 0.0
+    count, _, words = expected.partition(" words: ")
+    if words:
+        found = re.findall(r"[\w'-]+", response.lower())
+        is_sentence = re.fullmatch(r"[^.!?\n]+[.!?]", response) is not None
+        if not is_sentence or not set(words.split()) <= set(found) or abs(len(found) - int(count)) > 2:
             return 0.0
-        return (1.0 if found == json.loads(expected) else 0.2) if isinstance(found, dict) else 0.0
-    return 0.2 if re.fullmatch(r"\w+(, \w+)+", response) else 0.0
+        return 1.0 if len(found) == int(count) else 0.5
+    return 0.5 if re.findall(r"\w+", response.lower()) == expected.split(", ") else 0.0
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 if __name__ == "__main__":
