@@ -16,7 +16,7 @@ _WINDOWS = 30  # a running mean spans about 1/30 of a curve's points
 class ChartLine:
     """One curve. colour: its place in the palette; is_evaluation: few, precise points, drawn with marks; is_smooth:
     without minibatch noise, so that it needs no running mean; best: the step of the run's best evaluation, which is
-    marked."""
+    marked, and best_by the figure that it is best by."""
 
     label: str
     points: Points
@@ -24,6 +24,7 @@ class ChartLine:
     is_evaluation: bool = False
     is_smooth: bool = False
     best: float | None = None
+    best_by: str = ""
 
     @property
     def known(self) -> list[tuple[float, float]]:

@@ -20,7 +20,7 @@ from threestep.plugins.report.figures.charts import (
     ScatterChart,
     histogram_of,
 )
-from threestep.plugins.report.figures.outcome import best_step
+from threestep.plugins.report.figures.outcome import best_step, judged_course
 from threestep.plugins.report.figures.reading import StepRun, finite
 from training.utils.run.run_folder import read_rollouts
 
@@ -108,12 +108,13 @@ def _points(step: StepRun, metric: str) -> list[tuple[float, float | None]]:
 
 def _lines(step: StepRun, curve: Curve, place: int, several: bool) -> list[ChartLine]:
     present = [(label, points) for label, name in curve.metrics.items() if (points := _points(step, name))]
-    lines, best = [], best_step(step)
+    lines, best, course = [], best_step(step), judged_course(step)
+    by = course.name if course is not None else ""
     for index, (label, points) in enumerate(present):
         named = label if not several else f"{step.run}: {label}" if len(curve.metrics) > 1 else step.run
         colour = place if several else index
         held_out = label.startswith("held-out")
-        lines.append(ChartLine(named, points, colour, held_out, curve.is_smooth, best if held_out else None))
+        lines.append(ChartLine(named, points, colour, held_out, curve.is_smooth, best if held_out else None, by))
     return lines
 
 

@@ -307,7 +307,8 @@ def _line_notes(chart: LineChart) -> list[str]:
     marked = [line for line in chart.lines if line.marked]
     bests = {line.best or 0 for line in marked}
     notes = [f"bold: mean over {' or '.join(str(window) for window in windows)} neighboring steps"] if windows else []
-    notes += [f"ring: the best evaluation{f', {when(*bests)}' if len(bests) == 1 else ''}"] if marked else []
+    named = " or ".join(sorted({line.best_by for line in marked}))
+    notes += [f"ring: the best held-out {named}{f', {when(*bests)}' if len(bests) == 1 else ''}"] if marked else []
     for line in chart.lines:
         gaps = len(line.points) - len(line.known)
         if gaps:

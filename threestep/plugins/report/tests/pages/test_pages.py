@@ -151,7 +151,7 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     assert any(told.startswith(worse) for told in reader.texts)
     assert "<code>--early_stopping 3</code>" in text and '<span class="note bad">best: 2.00 after step 2</span>' in text
     assert [line.get("best") for line in drawings(text)["sft-0"]["lines"]] == [None, [2.0, 2.0]]
-    assert "nats per token; ring: the best evaluation, after step 2" in reader.texts
+    assert "nats per token; ring: the best held-out loss, after step 2" in reader.texts
     assert "Every evaluation: the best is after step 2" in reader.texts
     assert re.findall(r'<tr class="chosen"><td>([^<]*)</td><td class="number">([^<]*)<', text) == [("2 (best)", "2")]
     compared, _ = read(folder, sft_run("other"))
