@@ -1,7 +1,8 @@
 """Short tasks with answers that a program can check, for `scripts/real_model.sh`.
 
-    python examples/real_model.py tasks.jsonl
-    threestep grpo ... --reward examples/real_model.py:checked
+    python examples/real_model.py tasks.jsonl                     # writes the tasks
+    threestep grpo ... --reward examples/real_model.py:checked --checker examples/real_model.py:exact
+    python examples/real_model.py table OUT [OUT ...]             # prints the results; one folder per seed
 
 Five kinds, one fifth of the rows each: a sum, a count of words, words in alphabetical order, a JSON object with given
 keys, and a sentence of a given length. Each prompt says how to answer. `expected` holds what the check needs.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +109,38 @@ def _parsed(text: str) -> object:
         return None
 
 
+FIGURES = (  # part, figure, its names in the part's summary.json
+    ("sft", "held-out loss (nats per token)", "eval_loss_before", "eval_loss_after"),
+    ("reward", "held-out pair accuracy", "eval_accuracy_before", "eval_accuracy"),
+    ("dpo", "held-out loss", "eval_loss_before", "eval_loss"),
+    ("ppo", "mean reward of held-out prompts", "reward_before", "reward_after"),
+    ("grpo", "mean reward of held-out prompts", "reward_before", "reward_after"),
+    ("grpo", "exact answers to held-out prompts", "checker_before", "checker_after"),
+)
+STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by the number of seeds
+
+
+def table(folders: list[Path]) -> str:
+    """Return the results of `folders`, one per seed, in Markdown: means, and the gain with its 95 % interval."""
+    lines = ["| part | figure | seeds | before | after | gain | seconds |", "| --- | --- " + "| --: " * 5 + "|"]
+    for part, figure, before, after in FIGURES:
+        paths = [folder / part / "summary.json" for folder in folders]
+        runs = [run for run in (json.loads(path.read_text()) for path in paths if path.is_file()) if before in run]
+        if not runs:
+            continue
+        gains = [run[after] - run[before] for run in runs]
+        means = [statistics.mean(run[key] for run in runs) for key in (before, after)]
+        gain = f"{statistics.mean(gains):+.3f}"
+        if len(gains) in STUDENT_T:
+            gain += f" ± {STUDENT_T[len(gains)] * statistics.stdev(gains) / len(gains) ** 0.5:.3f}"
+        seconds = statistics.mean(run["seconds"] for run in runs)
+        lines.append(f"| {part} | {figure} | {len(runs)} | {means[0]:.3f} | {means[1]:.3f} | {gain} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    lines = (json.dumps(row) + "\n" for row in rows(ROWS, random.Random(SEED)))  # noqa: S311 - no secret
-    Path(sys.argv[1]).write_text("".join(lines), encoding="utf-8")
+    if sys.argv[1] == "table":
+        print(table([Path(folder) for folder in sys.argv[2:]]))
+    else:
+        lines = (json.dumps(row) + "\n" for row in rows(ROWS, random.Random(SEED)))  # noqa: S311 - no secret
+        Path(sys.argv[1]).write_text("".join(lines), encoding="utf-8")

@@ -71,8 +71,10 @@ ppo() {
 grpo() {
     "$PYTHON" examples/real_model.py "$OUT/tasks.jsonl"
     run grpo --actor_model_name_or_path "$MODEL" --data_path "jsonl:$OUT/tasks.jsonl" \
-        --reward examples/real_model.py:checked --max_prompt_seq_len 128 --max_answer_seq_len 40 \
-        --num_samples_per_prompt 8 --actor_learning_rate 1e-5 --max_train_steps 40
+        --reward examples/real_model.py:checked --checker examples/real_model.py:exact \
+        --max_prompt_seq_len 128 --max_answer_seq_len 40 --per_device_generation_batch_size 8 \
+        --per_device_training_batch_size 64 --kl_coef 0 --lr_scheduler_type linear --actor_learning_rate 2e-5 \
+        --max_train_steps 60
 }
 
 if [ $# = 0 ]; then set -- sft reward dpo ppo grpo; fi
@@ -85,3 +87,4 @@ done
 mkdir -p "$OUT"
 fetch
 for part in "$@"; do "$part"; done
+"$PYTHON" examples/real_model.py table "$OUT"
