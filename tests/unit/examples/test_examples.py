@@ -14,6 +14,7 @@ import pytest
 from examples.curriculum import SureQuestions, WorstAgain
 from examples.gsm8k import MODELS, final_answer
 from examples.parallel_thinking import EmbeddedInParallel, answer
+from examples.real_model import checked, exact, table
 from tests.support.data_flags import data_flags, raw_dataset_of
 from threestep.plugins.curriculum.prompts import RolloutResults
 from threestep.plugins.embedded.task import Draws, generate
@@ -387,3 +388,41 @@ def test_the_reward_reads_what_stands_behind_the_last_block():
     scores, values = answer([prompt] * 4, responses, ground_truth=[None] * 4)
     assert scores[:3] == pytest.approx([1.0, 2 / 3, 1.0]) and scores[3] < 0.5
     assert values == {"with_block": [1.0, 1.0, 0.0, 0.0]}
+
+
+ANNA = '{"name": "Anna", "age": 34, "town": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    ("response", "expected", "reward"),
+    [
+        (" 39\n", "39", 1.0),
+        ("14 + 25 = 39", "39", 0.5),
+        ("2", "39", 0.0),  # a number alone earns nothing
+        (ANNA, ANNA, 1.0),
+        (ANNA.replace(", ", ",\n"), ANNA, 1.0),
+        (f"Here it is: {ANNA}", ANNA, 0.5),
+        ("{}", ANNA, 0.0),
+        ("{Anna}", ANNA, 0.0),
+        ("apple, river", "apple, river", 1.0),
+        ("Apple and river", "apple, river", 0.0),
+        ("Apple, river.", "apple, river", 0.5),
+        ("river, apple", "apple, river", 0.0),
+        ("A river and bread.", "4 words: river bread", 1.0),
+        ("A river and a bread.", "4 words: river bread", 0.5),
+        ("A river and. Bread.", "4 words: river bread", 0.0),
+        ("A river and a cloud.", "4 words: river bread", 0.0),
+    ],
+)
+def test_a_checkable_task_pays_for_a_right_answer(response, expected, reward):
+    assert checked([""], [response], expected=[expected]) == [reward]
+    assert exact([""], [response], expected=[expected]) == [float(reward == 1)]
+
+
+def test_results_over_seeds_have_the_interval_of_the_mean_gain(tmp_path):
+    for seed, after in ((1, 0.5), (2, 0.6), (3, 0.7)):
+        (tmp_path / f"{seed}" / "reward").mkdir(parents=True)
+        figures = {"eval_accuracy_before": 0.5, "eval_accuracy": after, "seconds": 60.0}
+        (tmp_path / f"{seed}" / "reward" / "summary.json").write_text(json.dumps(figures))
+    row = "| reward | held-out pair accuracy | 3 | 0.500 | 0.600 | +0.100 ± 0.248 | 60 |"  # 4.303 * 0.1 / sqrt(3)
+    assert table([tmp_path / f"{seed}" for seed in (1, 2, 3, 4)]).splitlines()[2:] == [row]
