@@ -38,7 +38,11 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         calls = [each for each in ("sft", "reward", "dpo", "ppo", "grpo", "rloo") if name.lower().startswith(each)]
         advice = f"call threestep.{calls[0]}(model, rows, ...)" if calls else f"it has {', '.join(__all__)}"
-        raise AttributeError(f"module 'threestep' has no attribute '{name}'; {advice}")
+        caller = sys._getframe(1)
+        # Python drops the words of an AttributeError in `from threestep import name`.
+        is_import = caller.f_code.co_code[caller.f_lasti] == importlib.import_module("dis").opmap["IMPORT_FROM"]
+        mistake = ImportError if is_import else AttributeError
+        raise mistake(f"module 'threestep' has no attribute '{name}'; {advice}")
     if name == "audit":
         return importlib.import_module("threestep.audit")
     home = importlib.import_module(loaded_name("training") if name == "__version__" else "threestep.training_calls")

@@ -132,7 +132,11 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
             raise ThreestepError(f"{setting}: two functions are named '{_name_of(function)}'; rename one of them")
         return address
 
-    plain = _with_reward(settings)
+    plain = _with_weights(settings)
+    # TRL's name stays: with it, batches are counted as in TRL.
+    funcs = _listed(plain.get(_REWARD_FUNCS))
+    if any(map(callable, funcs)):
+        plain[_REWARD_FUNCS] = [address_of(one, _REWARD_FUNCS) if callable(one) else one for one in funcs]
     for name, value in [*plain.items()]:
         if name == CALLBACK and value is not None and not isinstance(value, str):
             plugin_module("callback", "called").check_callback(value)
@@ -143,11 +147,9 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
     return plain, functions
 
 
-def _with_reward(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the functions of TRL's reward_funcs, and their reward_weights, in `reward`."""
+def _with_weights(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with TRL's reward_weights of functions in `reward`."""
     plain = dict(settings)
-    if any(map(callable, _listed(plain.get(_REWARD_FUNCS)))):
-        plain[REWARD] = plain.pop(_REWARD_FUNCS)
     functions = _listed(plain.get(REWARD))
     if plain.get(_REWARD_WEIGHTS) is not None and any(map(callable, functions)):
         weights = _listed(plain.pop(_REWARD_WEIGHTS))

@@ -41,8 +41,13 @@ class Result:
 
     @property
     def model_folder(self) -> Path:
-        """The model's folder, for `from_pretrained` and for the next step's `model`."""
+        """The model's folder, for `from_pretrained`. The next step's `model` also takes the result itself."""
         return self.folder / "model"
+
+    def __fspath__(self) -> str:
+        """The model's folder: a result is given as a model wherever a path is."""
+        self._check_model()
+        return str(self.model_folder)
 
     @property
     def report(self) -> Path | None:

@@ -58,8 +58,8 @@ def sft(
 ) -> Result:
     """Fine-tune on the chosen responses of `rows`.
 
-    model: a folder, a hub name, or a loaded transformers model, which is saved to a folder and trained from there.
-        Frozen weights stay frozen. The object itself is not changed
+    model: a folder, a hub name, the result of an earlier call, or a loaded transformers model, which is saved to a
+        folder and trained from there. Frozen weights stay frozen. The object itself is not changed
     rows: a list or an iterable of dicts, a datasets.Dataset or DatasetDict, or a pandas or polars DataFrame, all of
         whose rows train in this step; or a path or an address, as in --data_path, whose rows --data_split divides.
         Columns: docs/data.md

@@ -20,10 +20,12 @@ import threestep
 from tests.support.tiny_models import tiny_causal_lm
 from threestep import running, training_calls
 from threestep.mistakes import VARIABLE, in_python
+from threestep.plugins.names.other_names import translated
 from threestep.result import Result
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import random_state_kept, seed_everything
 from training.utils.engine.ranks import startup
+from training.utils.flags.step import known_steps
 
 ROWS = [{"prompt": "a", "completion": "b"}]
 
@@ -200,10 +202,12 @@ def test_trls_rewards_are_read(monkeypatch):
     threestep.grpo("a/b", "embedded", reward_funcs=best)
     threestep.grpo("a/b", "embedded", reward_funcs=[best, short], reward_weights=[1.0, 0.5])
     threestep.grpo("a/b", "embedded", reward_funcs=["accuracy_reward"])  # a name of TRL's, which the step reads
-    found = [word for word in taken if word.startswith("--reward") or word == "accuracy_reward"]
-    assert found == [
-        "--reward=given:best:1.0", "--reward=given:best:1.0,given:short:0.5", "--reward_funcs", "accuracy_reward",
-    ]  # fmt: skip
+    shown = " ".join(taken)  # under TRL's name, with which batches are counted as in TRL
+    assert " --reward_funcs given:best --output_dir" in shown
+    assert " --reward_funcs given:best given:short --reward_weights 1.0 0.5 " in shown
+    assert " --reward_funcs accuracy_reward " in shown
+    words, _ = translated("--reward_funcs given:best given:short".split(), known_steps()["step3_ppo"].old_flags)
+    assert words == ["--reward", "given:best:1,given:short:1"]
     with pytest.raises(threestep.ThreestepError, match="^reward_weights expects 2 weights, one per reward, got 1$"):
         threestep.grpo("a/b", "embedded", reward=[best, short], reward_weights=[1.0])
 
@@ -218,6 +222,23 @@ def test_a_result_and_the_module_name_what_they_have(here):
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'GRPOTrainer'; call threestep.grpo.model, rows, "):
         threestep.GRPOTrainer  # noqa: B018
+    with pytest.raises(ImportError, match="no attribute 'SFTConfig'; call threestep.sft.model, rows, "):
+        from threestep import SFTConfig  # noqa: F401
+    assert not hasattr(threestep, "SFTConfig")
+
+
+def test_a_result_is_given_as_a_model(here, monkeypatch):
+    taken = []
+    monkeypatch.setattr(training_calls, "run_here", lambda program, words, *_: taken.extend(words))
+    result = threestep.Result("sft", here, {})
+    with pytest.raises(threestep.ThreestepError, match="has no model, because dry_run and val_only do not train one$"):
+        threestep.dpo(result, "embedded")
+    (here / "model").mkdir()
+    (here / "model" / "config.json").write_text("{}")
+    threestep.dpo(result, "embedded")
+    threestep.ppo(result, "embedded", reward_model=result)
+    assert f"--model_name_or_path={here}/model" in taken
+    assert {f"--actor_model_name_or_path={here}/model", f"--critic_model_name_or_path={here}/model"} <= set(taken)
 
 
 def test_step_3_without_a_reward(here):

@@ -15,10 +15,14 @@ from training.utils.base.errors import ThreestepError
 
 FORWARD, PROMPTS = "--per_device_training_batch_size", "--per_device_generation_batch_size"
 SAMPLES = "--num_samples_per_prompt"
-# Flags that tell a command line of TRL's: its names of the actor, and its counts.
-_ITS = (
-    "--model_name_or_path", "--sft_model_path", "--generation_batch_size", "--steps_per_generation",
-    "--num_mini_batches",
+# Flags that tell a command line of TRL's: names of its GRPO, RLOO and PPO that no other program has.
+ITS = (
+    "--model_name_or_path", "--sft_model_path", "--reward_model_path", "--reward_model_name_or_path", "--reward_funcs",
+    "--reward_weights", "--num_generations", "--num_generations_eval", "--generation_batch_size",
+    "--steps_per_generation", "--num_mini_batches", "--max_prompt_length", "--max_completion_length",
+    "--response_length", "--num_iterations", "--num_ppo_epochs", "--beta", "--epsilon", "--epsilon_high", "--delta",
+    "--cliprange", "--cliprange_value", "--loss_type", "--scale_rewards", "--importance_sampling_level",
+    "--mask_truncated_completions", "--use_vllm", "--vllm_mode",
 )  # fmt: skip
 _GENERATIONS = {"grpo": 8, "rloo": 2}  # TRL's defaults of num_generations
 _FORWARD = 8  # and of per_device_train_batch_size
@@ -26,11 +30,11 @@ _FORWARD = 8  # and of per_device_train_batch_size
 
 def is_trls(given: Mapping[str, str]) -> bool:
     """Return True if a command line of step 3 counts as TRL does. given: its flags as they were typed"""
-    return any(flag in given for flag in _ITS)
+    return any(flag in given for flag in ITS)
 
 
 def batch_words(given: Mapping[str, str], present: set[str]) -> tuple[list[str], list[str]]:
-    """The counts that a command line of TRL's leaves out, as words in ours, and a line about the rollout.
+    """The counts that a command line of TRL's leaves out, as words in ours, and a line about them.
 
     present: our flags that have a value; ThreestepError where a rank's rollout is not whole groups.
     """
@@ -38,10 +42,11 @@ def batch_words(given: Mapping[str, str], present: set[str]) -> tuple[list[str],
     if PROMPTS not in present:
         values[PROMPTS] = prompts(given)
     words = [word for flag, value in values.items() if flag not in present for word in (flag, str(value))]
+    why = f"because {next(flag for flag in ITS if flag in given)} is TRL's"
     if PROMPTS in present:
-        return words, []
+        return words, [f"{' '.join(words)}: TRL's default, {why}"] if words else []
     line = (
-        f"{PROMPTS} is {values[PROMPTS]}, counted as in TRL: each rollout has {values[FORWARD]} x "
+        f"{PROMPTS} is {values[PROMPTS]}, counted as in TRL, {why}: each rollout has {values[FORWARD]} x "
         f"{_forwards(given)} completions, {values[SAMPLES]} per prompt"
     )
     return words, [line]

@@ -198,11 +198,11 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
         unless=NO_VALUE
     ),
     "--num_generations": renamed(
-        "--num_samples_per_prompt", "the default is 8; for rloo with TRL's model flag, 2"
+        "--num_samples_per_prompt", "the default is 8; for rloo, 2"
     ),
     "--per_device_train_batch_size": renamed(
-        FORWARD, "completions per forward, on a command line with TRL's model flag or counts; otherwise, it is "
-        f"DeepSpeed-Chat's older name for {PROMPTS}", words=_train_batch,
+        FORWARD, "completions per forward, with any flag that only TRL has (--num_generations, --reward_funcs, "
+        f"...); otherwise, it is DeepSpeed-Chat's older name for {PROMPTS}", words=_train_batch,
         whose=(DEEPSPEED_CHAT, HUGGING_FACE)
     ),
     "--num_generations_eval": renamed("--val_samples"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import GIVEN
 
 _MODEL = "model"
 _TRUTH = ("--reference_column", "solution")  # the column that accuracy_reward reads
@@ -59,7 +60,7 @@ def _function(name: str) -> tuple[str, tuple[str, ...]]:
         return _FUNCTIONS[name]
     if name in _WITHOUT:
         raise ThreestepError(f"--reward_funcs {name} has no equivalent here: {_WITHOUT[name]}")
-    if ".py:" in name:
+    if ".py:" in name or name.startswith(GIVEN):
         return name, ()
     module, _, function = name.rpartition(".")
     file = Path(*module.split(".")).with_suffix(".py") if module and "/" not in name else None

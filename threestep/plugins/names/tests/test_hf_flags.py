@@ -25,6 +25,8 @@ from tests.support.trl_lines import (
     status_of,
     statuses,
 )
+from threestep.plugins.names.deepspeed_chat_flags import PPO_OLD_FLAGS, old_defaults
+from threestep.plugins.names.hf_batches import FORWARD, ITS, PROMPTS
 from threestep.plugins.names.hf_field_flags import (
     DPO_FIELDS,
     EVERY_STEP_FIELDS,
@@ -473,6 +475,7 @@ def counts(line: str, ranks: str = "1") -> dict[str, int]:
         ),
         ("--max_steps 5 --steps_per_generation 2 --num_iterations 2", "1", (16, 8, 8, 8, 2)),
         ("--per_device_generation_batch_size 3 --num_generations 8", "1", (24, 8, 8, 8, None)),
+        ("--num_generations 4 --per_device_train_batch_size 8 --max_completion_length 16", "1", (8, 8, 8, 4, None)),
     ],
 )
 def test_grpos_batch_is_counted_as_trl_counts_it(line, ranks, expected, monkeypatch, capsys):
@@ -482,12 +485,19 @@ def test_grpos_batch_is_counted_as_trl_counts_it(line, ranks, expected, monkeypa
     assert tuple(counts(f"--model_name_or_path m {line}").values()) == expected
 
 
+@pytest.mark.parametrize("flag", sorted(ITS))
+def test_a_name_that_only_trl_has_means_its_counts(flag, capsys):
+    typed = {flag: "16", "--advantage": "grpo", "--per_device_train_batch_size": "16"}
+    words, (line,) = old_defaults([], PPO_OLD_FLAGS, typed)
+    assert words[-2] == PROMPTS and f"counted as in TRL, because {flag} is TRL's: each rollout has 16 x " in line
+    assert PPO_OLD_FLAGS["--per_device_train_batch_size"].words("16", typed) == [FORWARD, "16"]
+
+
 def test_our_own_names_are_counted_as_before(capsys):
-    """Without TRL's name of the model or its counts, and DeepSpeed-Chat's older spelling."""
-    assert counts("--actor_model_name_or_path m --num_generations 2")["completions"] == 32
-    assert (
-        counts("--actor_model_name_or_path m --per_device_train_batch_size 8 --num_generations 2")["completions"] == 16
-    )
+    """Without a name that only TRL has, and DeepSpeed-Chat's older spelling."""
+    own = "--actor_model_name_or_path m --num_samples_per_prompt 2"
+    assert counts(own)["completions"] == 32
+    assert counts(f"{own} --per_device_train_batch_size 8")["completions"] == 16
 
 
 def test_a_gpu_is_hidden_by_the_environment(monkeypatch):
