@@ -80,3 +80,25 @@ def test_every_program_runs_apart(tmp_path):
         words = [sys.executable, str(ROOT / "threestep"), "--run", module, "--help"]
         ran = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True)
         assert ran.returncode == 0 and f"usage: python -m {module} " in ran.stdout, ran.stdout[:300] + ran.stderr
+
+
+UNTIL_TORCH = """
+import os, sys
+
+class Seen:
+    def find_spec(name, *_):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Seen)
+"""
+
+
+@pytest.mark.parametrize(
+    "program", ["training.utils.run.launch", "threestep.command", "threestep.plugins.programs.all_steps"]
+)
+def test_waiting_threads_leave_the_cores_soon_unless_the_user_set_how_long_they_spin(program, tmp_path):
+    source = f"{UNTIL_TORCH}import {program}, torch\n"
+    assert told(tmp_path, source) == "4000\n"  # set before torch is imported, which reads it
+    assert told(tmp_path, source, GOMP_SPINCOUNT="7") == "7\n"

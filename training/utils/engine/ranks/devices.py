@@ -45,8 +45,7 @@ _WARM_UP = 3
 
 
 def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
-    """Return "cuda" or "cpu": DS_ACCELERATOR, or by default torch's choice. ThreestepError for another name, for a
-    missing GPU, and for a GPU that torch uses despite "cpu"."""
+    """Return "cuda" or "cpu": DS_ACCELERATOR, or torch's choice. ThreestepError if torch does not use that device."""
     wanted = environment.get(ACCELERATOR, "").strip()
     if wanted not in ("", "cpu", "cuda"):
         raise ThreestepError(
@@ -104,8 +103,7 @@ def free_bytes(device: torch.device, world_size: int, environment: Mapping[str, 
 
 
 def ranks_here(environment: Mapping[str, str], world_size: int) -> int:
-    """Return the ranks on this host: as many as torchrun, accelerate or DeepSpeed's launcher set, or all `world_size`,
-    if none does."""
+    """Return the number of ranks on this host: what the launcher set in the environment, or all `world_size`."""
     return max(1, int(environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size))
 
 
@@ -140,8 +138,7 @@ def bound_kept_products(environment: MutableMapping[str, str]) -> None:
 
 
 def make_deterministic(device: torch.device, environment: MutableMapping[str, str]) -> None:
-    """Have CUDA compute the same bits from the same numbers; an operation that cannot raises a RuntimeError. Call it
-    before the first matrix product. A CPU needs nothing of it."""
+    """Make CUDA deterministic; other operations raise a RuntimeError. Call it before the first matrix product."""
     if device.type != "cuda":
         return
     environment.setdefault(_CUBLAS, ":4096:8")  # the CUDA toolkit's documentation, cuBLAS: results reproducibility
@@ -212,8 +209,7 @@ def backend_of(
 
 
 def peak_of_all_ranks(dtype: torch.dtype, device: torch.device) -> float:
-    """Return the sum of the ranks' matmul rates in FLOPs per second. A collective: ranks on one CPU share it, so all
-    measure at the same time."""
+    """Return the sum of the ranks' matmul rates in FLOP/s. A collective: ranks on one CPU measure at the same time."""
     barrier()
     return summed_numbers({"rate": measured_matmul_rate(dtype, device)}, device)["rate"]
 
