@@ -13,8 +13,9 @@ from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import MEDIA_COLUMN, ResponsesRow
 from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.chat.style import adopt_style, text_maker
+from training.utils.data.chat.style import adopt_style, saved_style, text_maker
 from training.utils.data.formats.messages import (
+    FRAME,
     Conversation,
     Message,
     checked_messages,
@@ -45,6 +46,7 @@ class Scorer:
     form: of responses; None: one run of tokens.
     unread: why it scores no answers about media; None where it does.
     reads_as_stored: its style is as_stored.
+    frame: of its prompts (see `SavedStyle`).
     """
 
     name: str
@@ -54,6 +56,7 @@ class Scorer:
     form: RowForm | None = None
     unread: str | None = None
     reads_as_stored: bool = False
+    frame: tuple[str, str] = FRAME
 
     def score_ids(
         self,
@@ -90,7 +93,7 @@ class Scorer:
         if self.reads_as_stored:
             text = prompt if isinstance(prompt, str) else stored_prompt(prompt, _WHERE)
         else:
-            text = prompt if isinstance(prompt, str) else prompt_text(prompt, None, _WHERE)
+            text = prompt if isinstance(prompt, str) else prompt_text(prompt, None, _WHERE, self.frame)
             response = f" {response.strip()}"
         [encoded] = self.texts.encode_sentences([text], [[response]])
         prompt_ids, response_ids = encoded.parts
@@ -132,7 +135,10 @@ def load_answer_scorer(
     form = data.opened_form(tokenizer)
     layout = None if form is None else form.layout
     score_rows = load_scorer(settings, data, tokenizer, ranks, media=media)
-    return Scorer(name_or_path, tokenizer, texts, score_rows, layout, unread, style.chat.prompt_style == AS_STORED)
+    as_stored = style.chat.prompt_style == AS_STORED
+    saved = saved_style(tokenizer)
+    frame = saved.frame if saved else FRAME
+    return Scorer(name_or_path, tokenizer, texts, score_rows, layout, unread, as_stored, frame)
 
 
 def why_unscored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> str | None:

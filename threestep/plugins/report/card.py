@@ -14,6 +14,8 @@ import yaml
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.storage import parse_yaml, read_json_object, replace_file
+from training.utils.data.chat.style import KEY
+from training.utils.data.formats.messages import FRAME
 from training.utils.flags.arguments import defaults_of
 from training.utils.flags.step import Step, step_of
 
@@ -33,7 +35,7 @@ _LEFT_OUT = frozenset(
 
 # How a language model is asked, by the prompt style of its training.
 _ASKED = {
-    "human_assistant": "Prompt it with `Human: QUESTION Assistant:`, as in its training.",
+    "human_assistant": "Prompt it with `{}`, as in its training.",
     "as_stored": "Send one bare prompt at a time, as in its training data, without turns or a template.",
     "chat_template": "Prompt it with its chat template, as in its training.",
 }
@@ -46,10 +48,11 @@ def model_card(
     base: str | None,
     *,
     exported: tuple[str, str] | None = None,
+    frame: tuple[str, str] = FRAME,
 ) -> str:
     """Return the card in Markdown, with the hub's fields at its top. summary: the closing figures. base: the hub name
     of the model that training began with, if it is known. exported: the part and the name of a checkpoint that the
-    model was made of, whose figures nobody knows; summary is empty then."""
+    model was made of, whose figures nobody knows; summary is empty then. frame: of the prompts (see `SavedStyle`)."""
     step = step_of(settings)
     names = [str(name) for name in settings.get("data_path") or []]
     hub_names = [hub_name for name in names if (hub_name := _dataset_of(name))]
@@ -71,7 +74,8 @@ def model_card(
     data = ", ".join(f"`{_plain(name)}`" for name in names)
     lines += [f"Trained with Threestep from `{base or _start_name(start)}` on {data}."]
     if not scores and (asked := _ASKED.get(str(settings.get("prompt_style")))):
-        lines += ["", asked]
+        text = "Human: QUESTION".join(frame)
+        lines += ["", asked.format(text if frame == FRAME else repr(text))]
     if exported is not None:
         lines += ["", f"Exported from checkpoint {exported[1]}: the {exported[0]}."]
     figures = [
@@ -107,8 +111,11 @@ def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] 
         settings = redacted_value(parse_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
         summary = {} if exported else read_json_object(str(folder / "summary.json")) or {}
         versions = (read_json_object(str(folder / "environment.json")) or {}).get("versions", {})
-        card = model_card(settings, summary, versions, base_of(settings), exported=exported)
-        replace_file((out or folder / "model") / CARD, card)
+        model = out or folder / "model"
+        style = (read_json_object(str(model / "tokenizer_config.json")) or {}).get(KEY) or {}
+        frame = style.get("prompt_begin", ""), style.get("prompt_end") or FRAME[1]
+        card = model_card(settings, summary, versions, base_of(settings), exported=exported, frame=frame)
+        replace_file(model / CARD, card)
     except (OSError, ValueError, yaml.YAMLError) as problem:
         log(f"warning: no model card was written ({type(problem).__name__}: {problem})")
 

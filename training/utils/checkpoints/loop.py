@@ -92,10 +92,7 @@ def checkpointed_run(
     lines = run.run_log("metrics.jsonl")
     writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers=trackers, lines=lines, course=course)
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
-        yield (
-            metrics,
-            RunCheckpoints(plan, run, parts, metrics, interrupts, point, steps_per_epoch, course),
-        )
+        yield (metrics, RunCheckpoints(plan, run, parts, metrics, interrupts, point, steps_per_epoch, course))
 
 
 def _resume_point(path: Path) -> ResumePoint:
@@ -174,10 +171,7 @@ class RunCheckpoints(Checkpoints):
         path = self.plan.folder.of(final.step)
         problem = on_main(lambda: damage(path) or stranger(path), self._ranks.is_main, patient=True)
         if problem is not None:
-            log(
-                f"warning: the model is from step {step:,}, not {final.why}: {path}: {problem}",
-                self._ranks.is_main,
-            )
+            log(f"warning: the model is from step {step:,}, not {final.why}: {path}: {problem}", self._ranks.is_main)
             return None
         self._load(path, final.step)
         log(f"the model is {final.why}; loading its weights from {path}", self._ranks.is_main)

@@ -32,12 +32,7 @@ PHASES = ("1", "2", "3")
 SHARED_SPLIT = "2,4,4"  # of steps that run together on the same data
 # Flags that only rows of phase 1, and only prompts of phase 3, depend on.
 SENTENCE_FLAGS = ("sft_only_data_path", "text_column", "train_turns", "loss_on")
-PROMPT_FLAGS = (
-    "reference_column",
-    "max_prompt_seq_len",
-    "prompt_truncation",
-    "return_columns",
-)
+PROMPT_FLAGS = ("reference_column", "max_prompt_seq_len", "prompt_truncation", "return_columns")
 NO_DATA = (
     "--data_path expects at least one dataset, got none; pass files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
     "arrow:PATH), a hub dataset (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), the name of your own "

@@ -90,11 +90,7 @@ class TrainingEngine:
         # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
         with contextlib.redirect_stdout(io.StringIO()), buffers_kept(module):
             self.engine, _, _, self.scheduler = deepspeed.initialize(
-                model=module,
-                optimizer=optimizer,
-                lr_scheduler=scheduler,
-                config=config,
-                dist_init_required=False,
+                model=module, optimizer=optimizer, lr_scheduler=scheduler, config=config, dist_init_required=False
             )
         self.engine.checkpoint_engine = plain_checkpoint_engine()
         self.engine._copy_recovery_script = lambda folder: None  # programs of DeepSpeed's for its pickles

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind")
 
-ENGINES = {
-    "hf": EngineEntry("training.utils.generation.decoding.hf:TransformersRollout"),
-}
+ENGINES = {"hf": EngineEntry("training.utils.generation.decoding.hf:TransformersRollout")}
 ENGINES |= added("rollout_engines", ENGINES)
 FLAG = "--rollout_engine"
 _NOTES = "; ".join(f"{name}: {ENGINES[name].note}" for name in reversed(ENGINES) if ENGINES[name].note)

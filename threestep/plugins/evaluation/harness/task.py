@@ -22,6 +22,7 @@ from threestep.plugins.report.writing import REPORT_NAME, write_report
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import parse_json, replace_file
+from training.utils.data.chat.style import saved_style
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
@@ -45,10 +46,11 @@ def run_harness(flags: Evaluated, harness: HarnessArguments) -> list[str]:
     start = start_alone()
     chat = load_chat_folder(open_chat_folder(path, flags.data), flags.sampling.dtype, start.device)
     style = chat.data.chat.prompt_style
-    if style == HUMAN_ASSISTANT:
+    if style == HUMAN_ASSISTANT and (saved := saved_style(chat.tokenizer)):
+        asked_as = json.dumps("Human: {{question}}".join(saved.frame))
         note(
             f"{path} was trained on 'Human: ... Assistant:' prompts, but lm_eval uses the task file's prompt; for "
-            f'this model, set doc_to_text: "Human: {{{{question}}}} Assistant:"'
+            f"this model, set doc_to_text: {asked_as}"
         )
     templated = style == CHAT_TEMPLATE
     template = chat.data.chat.template_kwargs if templated else None

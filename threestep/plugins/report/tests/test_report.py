@@ -174,6 +174,9 @@ def test_it_names_the_method_and_the_start_model(start, advantage, expected):
 def test_it_says_how_the_model_is_asked(style, words):
     own = {"data_path": ["embedded"], "prompt_style": style}
     assert words in model_card({**SFT, **own}, SUMMARY, {}, None)
+    if style == "human_assistant":
+        own_card = model_card({**SFT, **own}, SUMMARY, {}, None, frame=("\n\n", "\n\nAssistant:"))
+        assert r"Prompt it with `'\n\nHuman: QUESTION\n\nAssistant:'`, as" in own_card
     assert "Ask it" not in model_card({**defaults_of(known_steps()["step2_reward"].groups), **own}, {}, {}, None)
 
 

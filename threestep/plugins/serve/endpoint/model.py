@@ -28,6 +28,8 @@ from training.utils.base.console import note
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.data.arguments import DataArguments
 from training.utils.data.chat.chat import template_text
+from training.utils.data.chat.style import saved_style
+from training.utils.data.formats.messages import FRAME
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.generation.decoding.hf import TransformersRollout
@@ -185,6 +187,12 @@ class StyledModel:
     @property
     def is_human_assistant(self) -> bool:
         return self.prompt_style == HUMAN_ASSISTANT
+
+    @property
+    def frame(self) -> tuple[str, str]:
+        """The frame of its prompts (see `SavedStyle`)."""
+        saved = saved_style(self.tokenizer)
+        return saved.frame if saved else FRAME
 
     @property
     def template(self) -> str | None:

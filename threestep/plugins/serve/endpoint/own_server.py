@@ -29,11 +29,9 @@ _PROBES = (
     ("user", "assistant", "user"),
     ("user", "assistant", "user", "assistant", "user"),
 )
-_HUMAN_ASSISTANT = (
-    "{% for message in messages %}"
+_TURN = (
     "{{ {'system': 'System', 'user': 'Human', 'assistant': 'Assistant', 'tool': 'Tool'}[message['role']] }}: "
-    "{{ message['content'] }} "
-    "{% endfor %}Assistant:"
+    "{{ message['content'] }}"
 )
 
 
@@ -94,8 +92,14 @@ def why_not_alike(model: StyledModel) -> str | None:
 def template_of(model: StyledModel) -> str | None:
     """The chat template that writes what training wrote; None where there is none."""
     if model.template is None:
-        return f"{{{{ {json.dumps(model.prefix)} }}}}{_HUMAN_ASSISTANT}" if model.is_human_assistant else None
+        return _human_assistant(model.prefix, *model.frame) if model.is_human_assistant else None
     return "".join(_assignment(name, value) for name, value in model.template_kwargs.items()) + model.template
+
+
+def _human_assistant(prefix: str, begin: str, end: str) -> str:
+    between, first = end.partition("Assistant:")[0], json.dumps(prefix + begin)
+    turns = f"{{% for message in messages %}}{_TURN}{{{{ {json.dumps(between)} }}}}{{% endfor %}}"
+    return f"{{{{ {first} }}}}{turns}{{{{ {json.dumps(end.lstrip())} }}}}"
 
 
 def _assignment(name: str, value: Any) -> str:

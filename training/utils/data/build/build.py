@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,13 +36,14 @@ from training.utils.data.cache.cache import Log, is_built, open_or_build, silent
 from training.utils.data.cache.shards import BuildReport, Counts, SplitPlan, SplitReport, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.chat.style import SavedStyle, parts_of_chat, save_style, text_maker
+from training.utils.data.chat.style import SavedStyle, parts_of_chat, save_style, saved_style, text_maker
 from training.utils.data.chat.unread import REMEDIES as UNREAD_REMEDIES
 from training.utils.data.file_dataset import POINTER, columns_for
 from training.utils.data.files.columns import column_names
 from training.utils.data.files.readers import split_reader
 from training.utils.data.fingerprint import ROWS
 from training.utils.data.formats.media import ONLY_TEXT
+from training.utils.data.formats.messages import FRAME
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.raw_dataset import NOT_READ
 from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 _MOST_LOOKED_AT = 1000  # rows, for the prompt style
 _BEGINS = ("Human:", "System:", "Tools:")
 _ASKS = "Assistant:"
+_FRAME = re.compile(rf"(\s*)(?:{'|'.join(_BEGINS)}).*?(\s*{_ASKS}\s*)", re.DOTALL)
 _FORMS = {HUMAN_ASSISTANT: "use 'Human: ... Assistant:'", AS_STORED: "use prompts as stored"}
 _TRAINED = "also trained on"
 _MADE_BY = {
@@ -299,8 +303,12 @@ def settle_style(style: PromptStyle, rows: Sequence[Any], tokenizer: Any, log: L
     if style.is_open and prompts:
         style = _decided(style, max(_FORMS, key=lambda form: len(of_form[form])))
     name = style.chat.prompt_style
-    end = _shared_end(of_form[AS_STORED]) if name == AS_STORED else ""
-    save_style(tokenizer, replace(SavedStyle.of(style.chat), prompt_end=end))
+    begin, end = ("", _shared_end(of_form[name])) if name == AS_STORED else _shared_frame(of_form[name])
+    before, now = saved_style(tokenizer), replace(SavedStyle.of(style.chat), prompt_begin=begin, prompt_end=end)
+    save_style(tokenizer, now)
+    if name == HUMAN_ASSISTANT == style.saved_as and before and before.frame != now.frame:
+        rows, model = (repr("Human: ...".join(one.frame)) for one in (now, before))
+        log(f"warning: the rows' prompts are {rows}, but the model was trained on {model}; use one form for all rows")
     if style.is_open:
         log(style.sentence)
     [other] = [form for form in _FORMS if form != name]
@@ -347,8 +355,17 @@ def _prompt_of(row: Any, tokenizer: Any, most_tokens: int) -> tuple[str, str]:
         begins = is_cut or prompt.lstrip().startswith(_BEGINS)
         is_wrapped = begins and prompt.rstrip().endswith(_ASKS)
     else:
-        is_wrapped = whole.lstrip().startswith(_BEGINS) and _ASKS in whole
+        prompt, asks, _ = whole.partition(_ASKS)
+        is_wrapped = prompt.lstrip().startswith(_BEGINS) and bool(asks)
+        prompt = prompt + asks if is_wrapped else ""
     return HUMAN_ASSISTANT if is_wrapped else AS_STORED, prompt
+
+
+def _shared_frame(prompts: Sequence[str]) -> tuple[str, str]:
+    """The text of most prompts before "Human:" and behind the question; each "" if it is as usual."""
+    found = Counter(match.groups() for prompt in prompts if (match := _FRAME.fullmatch(prompt)))
+    begin, end = max(found, key=found.__getitem__, default=FRAME)
+    return begin, "" if end == FRAME[1] else end
 
 
 def _shared_end(prompts: Sequence[str]) -> str:

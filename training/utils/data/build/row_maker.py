@@ -16,7 +16,7 @@ from training.utils.contracts.rows import PromptRow
 from training.utils.data.build.portions import DataSource
 from training.utils.data.cache.shards import Counts
 from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.chat.style import resolved_chat, saved_beside, text_maker
+from training.utils.data.chat.style import SavedStyle, resolved_chat, saved_beside, text_maker
 from training.utils.data.formats.messages import BadConversation, Message, prompt_text, read_messages, stored_prompt
 from training.utils.data.kinds.kind import (
     CROSSED,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 ROWS_PER_CALL = 1024  # of the tokenizer
 CHARACTERS_PER_CALL = 2**20  # from which on it is called with fewer: an encoding takes some hundred bytes a token
 GENERATED = "generated"
+_WHERE = "a generated prompt"
 _LEAVES_OUT = (Dropped, BadConversation)
 
 
@@ -156,8 +157,9 @@ class PromptMaker:
         """media: reads those that parts of messages hold; None where the model reads text alone."""
         self.counts = Counts()
         style, texts = resolved_chat(data.chat, tokenizer).prompt_style, text_maker(data.chat, tokenizer)
-        saved = saved_beside(data.chat, tokenizer) if style == AS_STORED else None
-        source = DataSource(GENERATED, _Generated(style, saved.prompt_end if saved else ""), data.split.data_split)
+        saved = saved_beside(data.chat, tokenizer)
+        raw = _Generated(saved if saved and saved.prompt_style == style else SavedStyle(style))
+        source = DataSource(GENERATED, raw, data.split.data_split)
         self._maker = RowMaker(KINDS["prompts"], data, texts, source, counts=self.counts, media=media)
 
     def make(
@@ -174,20 +176,21 @@ class PromptMaker:
 
 
 class _Generated(PromptRawDataset):
-    def __init__(self, style: str, prompt_end: str) -> None:
-        self._style, self._prompt_end = style, prompt_end
+    def __init__(self, style: SavedStyle) -> None:
+        self._style = style
         self.dataset_name = self.dataset_clean_name = GENERATED
 
     def get_prompt(self, sample: Any) -> str | None:
         messages = self.get_prompt_messages(sample)
-        if messages is None or self._style != AS_STORED:
-            return sample["prompt"] if messages is None else prompt_text(messages, None, "a generated prompt")
+        if messages is None or self._style.prompt_style != AS_STORED:
+            return sample["prompt"] if messages is None else prompt_text(messages, None, _WHERE, self._style.frame)
         text = stored_prompt(messages, "a conversation")
-        return text if not text or text.endswith(self._prompt_end) else text.rstrip() + self._prompt_end
+        end = self._style.prompt_end
+        return text if not text or text.endswith(end) else text.rstrip() + end
 
     def get_prompt_messages(self, sample: Any) -> list[Message] | None:
         prompt = sample["prompt"]
-        return None if isinstance(prompt, str) else read_messages(list(prompt), "a generated prompt")
+        return None if isinstance(prompt, str) else read_messages(list(prompt), _WHERE)
 
     def get_reference(self, sample: Any) -> Any:
         return sample["ground_truth"]

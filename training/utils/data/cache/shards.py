@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import LogPace
 from training.utils.contracts.rows import STORED_MEDIA
-from training.utils.data.cache.cache import (
-    finish_shard,
-    finished_shard,
-    keep_shards,
-    media_path,
-    shard_path,
-)
+from training.utils.data.cache.cache import finish_shard, finished_shard, keep_shards, media_path, shard_path
 from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, media_keys, write_rows
 from training.utils.data.rows.media_store import GrowingStore, MediaWriter, copy_media

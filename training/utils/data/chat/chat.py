@@ -21,12 +21,7 @@ from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.formats.messages import BadConversation, Conversation
-from training.utils.data.rows.tokenize import (
-    EncodedParts,
-    Ids,
-    TextTokenizer,
-    named_tokenizer,
-)
+from training.utils.data.rows.tokenize import EncodedParts, Ids, TextTokenizer, named_tokenizer
 
 if TYPE_CHECKING:
     from training.utils.data.rows.arguments import ChatArguments

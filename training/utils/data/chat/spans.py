@@ -42,13 +42,7 @@ from training.utils.data.chat.rendering import (
     TemplateRefused,
     mask_messages,
 )
-from training.utils.data.formats.messages import (
-    REASONING_KEYS,
-    BadConversation,
-    Conversation,
-    Message,
-    forms_of_calls,
-)
+from training.utils.data.formats.messages import REASONING_KEYS, BadConversation, Conversation, Message, forms_of_calls
 
 _WRITTEN_NULL = re.compile(r"\s*(None|null|undefined)\b")
 _MASKED = re.compile(r"[\U000f0000-\U0010ffff]")

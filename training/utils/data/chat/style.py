@@ -13,6 +13,7 @@ from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.files.digests import hash_text
+from training.utils.data.formats.messages import FRAME
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, PROMPT_STYLES, ChatArguments
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer
 from training.utils.flags.flags import AUTO
@@ -27,13 +28,20 @@ class SavedStyle:
     prompt_style: one of PROMPT_STYLES.
     end_of_conversation_token: the flag's; None: the chat template's end of a turn, or the tokenizer's eos.
     template_kwargs: variables of the chat template for every row.
-    prompt_end: white space with which every prompt as stored ends.
+    prompt_begin, prompt_end: around what is asked, "" if as usual: white space before "Human:" and the "Assistant:"
+        with the white space around it, which parts turns too; of prompts as stored white space at the end.
     """
 
     prompt_style: str
     end_of_conversation_token: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    prompt_begin: str = field(default="", compare=False)
     prompt_end: str = field(default="", compare=False)
+
+    @property
+    def frame(self) -> tuple[str, str]:
+        """The text before "Human:" and the text behind the question."""
+        return self.prompt_begin, self.prompt_end or FRAME[1]
 
     def __str__(self) -> str:
         end = "" if self.end_of_conversation_token is None else f", end token {self.end_of_conversation_token}"
@@ -82,7 +90,7 @@ def save_style(tokenizer: Any, style: SavedStyle) -> None:
         "prompt_style": style.prompt_style,
         "end_of_conversation_token": style.end_of_conversation_token,
         "chat_template_kwargs": style.template_kwargs,
-        **({"prompt_end": style.prompt_end} if style.prompt_end else {}),
+        **{key: text for key in ("prompt_begin", "prompt_end") if (text := getattr(style, key))},
     }
 
 
@@ -95,8 +103,8 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
     where = f"tokenizer_config.json of '{tokenizer.name_or_path}': {KEY}"
     if not isinstance(saved, dict):
         raise ThreestepError(f"{where}: expected an object with prompt_style, got {saved!r:.60}; remove it")
-    name, end, kwargs, prompt_end = (
-        saved.get(key) for key in ("prompt_style", "end_of_conversation_token", "chat_template_kwargs", "prompt_end")
+    name, end, kwargs = (
+        saved.get(key) for key in ("prompt_style", "end_of_conversation_token", "chat_template_kwargs")
     )
     if name not in PROMPT_STYLES:
         raise ThreestepError(
@@ -108,7 +116,7 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
             f"{where}: expected end_of_conversation_token to be text and chat_template_kwargs an object, got {end!r} "
             f"and {kwargs!r:.60}; correct them, or remove '{KEY}' and set --prompt_style"
         )
-    return SavedStyle(name, end, kwargs or {}, prompt_end if isinstance(prompt_end, str) else "")
+    return SavedStyle(name, end, kwargs or {}, str(saved.get("prompt_begin", "")), str(saved.get("prompt_end", "")))
 
 
 def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
@@ -233,7 +241,7 @@ def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = No
         tokenizer.chat_template = chat.given_template
     saved, found = saved_beside(chat, tokenizer), SavedStyle.of(style.chat)
     if saved is not None and saved.prompt_style == found.prompt_style:
-        found = replace(found, prompt_end=saved.prompt_end)
+        found = replace(found, prompt_begin=saved.prompt_begin, prompt_end=saved.prompt_end)
     save_style(tokenizer, found)
     return replace(style, saved_as=None if saved is None else saved.prompt_style)
 

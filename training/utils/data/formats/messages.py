@@ -46,6 +46,7 @@ _IN_TOOLS = ("function", "parameters")  # which may be JSON text
 
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
+FRAME = "", " Assistant:"  # of most prompts, around "Human: QUESTION"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _AS_GIVEN = object()
 _BEFORE_SPEAKER = re.compile(r"(\n\n| )\Z")
@@ -377,15 +378,18 @@ def _unwrapped(prompt: str) -> str | None:
 # To plain text, for models and tokenizers without a chat template.
 
 
-def prompt_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, where: str) -> str:
-    """DeepSpeed-Chat's text of the messages that a response answers.
+def prompt_text(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, where: str, frame: tuple[str, str] = FRAME
+) -> str:
+    """DeepSpeed-Chat's text of the messages that a response answers. frame: see `SavedStyle`.
 
     [user "Hi"], [assistant "Yes?"], [user "Sing."] become "Human: Hi Assistant: Yes? Human: Sing. Assistant:".
     A system message begins with "System:", a tool's with "Tool:". Tools come first, as JSON after "Tools:".
     """
     turns = [f"Tools: {json.dumps(tools, ensure_ascii=False)}"] if tools else []
     turns += [_turn(message, where) for message in messages]
-    return " ".join([*turns, "Assistant:"])
+    begin, end = frame
+    return begin + end.partition(_ASSISTANT)[0].join([*turns, end.lstrip()])
 
 
 def stored_prompt(messages: Sequence[Message], where: str) -> str:

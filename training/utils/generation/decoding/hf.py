@@ -30,10 +30,7 @@ from training.utils.contracts.rollout_engine import (
     RolloutSettings,
     Sampling,
 )
-from training.utils.generation.decoding.decode_check import (
-    fitting_way,
-    why_not_in_parts,
-)
+from training.utils.generation.decoding.decode_check import fitting_way, why_not_in_parts
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, stop_strings, uniform_streams
 from training.utils.generation.decoding.sampling import draw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import with_flags
@@ -23,6 +24,9 @@ CROSSED = [{"prompt": f"{i} + {i} ", "chosen": f"is {i}", "rejected": "is no"} f
 WITH_LINES = [{"prompt": f"Q: {i}\nA:\n", "chosen": f"{i}", "rejected": "no"} for i in range(12)]
 MESSAGES = [{"messages": [{"role": "user", "content": f"Hi {i}"}, assistant("Yes.")]} for i in range(12)]
 TEXTS = [{"text": f"Once upon a time, {i}."} for i in range(12)]
+# DeepSpeed-Chat's own classes, and Dahoas/rm-static.
+SPACED = [{"prompt": f" Human: {i} + {i}? Assistant:", "chosen": f" {i}", "rejected": " no"} for i in range(12)]
+IN_LINES = [{"prompt": f"\n\nHuman: {i}?\n\nAssistant:", "chosen": f" {i}", "rejected": " no"} for i in range(12)]
 WRITTEN = [{"prompt": f"Human: {i}? Assistant:", "chosen": " yes", "rejected": " no"} for i in range(12)]
 
 
@@ -68,6 +72,44 @@ def test_what_is_asked_has_the_ids_of_the_rows_prompt(flags, rows, column, name,
             for typed in {given.rstrip(), given} if rows is not CROSSED else {given.rstrip()}:
                 asked = maker.make([{"role": "user", "content": typed}], None, 0)
                 assert prompt_ids(asked) == prompt_ids(row), (typed, name)
+
+
+@pytest.mark.parametrize("phase", [1, 2, 3])
+@pytest.mark.parametrize("loss_on", ["response", "conversation"])
+@pytest.mark.parametrize("rows", [SPACED, IN_LINES, WRITTEN])
+def test_white_space_around_human_assistant_is_asked_as_trained(flags, rows, phase, loss_on, tmp_path):
+    tokenizer, data = chat_tokenizer(None), flags(rows, loss_on=loss_on)
+    made, _ = settled(data, tokenizer, phase)
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    maker = PromptMaker(data, again)
+    for row in made:
+        text = rows[row.row_id]["prompt"]
+        typed = text.split("Human: ")[1].rpartition("Assistant:")[0].rstrip()
+        ids = prompt_ids(maker.make([user(typed)], None, 0))
+        assert ids == tokenizer(text).input_ids
+        assert loss_on == "conversation" or ids == prompt_ids(row)
+    assert ("prompt_begin" in again.init_kwargs["threestep"]) == (rows is not WRITTEN)
+
+
+def test_turns_are_apart_as_the_speakers_of_the_rows(flags):
+    tokenizer = chat_tokenizer(None)
+    settled(flags(IN_LINES), tokenizer, 1)
+    asked = PromptMaker(flags(), tokenizer).make([user("Hi"), assistant("Yes?"), user("2?")], None, 0)
+    assert asked.prompt_text == "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: 2?\n\nAssistant:"
+
+
+def test_rows_with_other_white_space_than_the_models_are_a_warning(flags):
+    tokenizer, said = chat_tokenizer(None), []
+    settled(flags(SPACED), tokenizer, 1, said)
+    settled(flags(SPACED), tokenizer, 2, said)
+    assert not any("warning" in line for line in said)
+    settled(flags(QUESTIONS), tokenizer, 3, said)
+    assert said[-2] == (
+        "warning: the rows' prompts are 'Human: ... Assistant:', but the model was trained on "
+        "' Human: ... Assistant:'; use one form for all rows"
+    )
+    assert saved_style(tokenizer).frame == ("", " Assistant:")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from threestep.plugins.serve.endpoint.model import open_model
 from threestep.plugins.serve.endpoint.own_server import run_server, template_of, why_not_alike
+from training.utils.data.chat.style import SavedStyle, save_style
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import ServerCommand
@@ -39,6 +40,16 @@ def test_human_assistant_is_written_as_a_template(save_model):
     assert text == "Human: Hi Assistant:" and model.dtype == "float32"
 
 
+@pytest.mark.parametrize(("begin", "end"), [(" ", ""), ("\n\n", "\n\nAssistant:"), ("", " Assistant: ")])
+def test_white_space_around_human_assistant_is_in_the_template(save_model, begin, end):
+    tokenizer = chat_tokenizer(None)
+    save_style(tokenizer, SavedStyle("human_assistant", prompt_begin=begin, prompt_end=end))
+    model = opened(save_model("plain", tokenizer=tokenizer))
+    assert why_not_alike(model) is None
+    text = ImmutableSandboxedEnvironment().from_string(template_of(model)).render(messages=HI)
+    assert text == f"{begin}Human: Hi{end or ' Assistant:'}"
+
+
 def test_the_models_template_gets_the_variables_that_were_saved_with_it(save_model):
     folder = save_model("chat", tokenizer=chat_tokenizer(THINKS))
     kwargs = json.dumps({"depth": 'a "b"', "names": {"a": [1, None, True]}})
@@ -55,7 +66,7 @@ def test_a_model_that_would_be_asked_otherwise_has_a_reason(save_model, tmp_path
     settings = {"eos_token_id": model.tokenizer.convert_tokens_to_ids(model.end_token)}
     (tmp_path / "chat" / "generation_config.json").write_text(json.dumps(settings))
     assert why_not_alike(opened(folder)) is None
-    monkeypatch.setattr("threestep.plugins.serve.endpoint.own_server._HUMAN_ASSISTANT", "Human: Assistant:")
+    monkeypatch.setattr("threestep.plugins.serve.endpoint.own_server._TURN", "Human:")
     assert "would tokenize a conversation of user differently from training" in why_not_alike(
         opened(save_model("plain"))
     )
