@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from threestep.plugins.report.figures.outcome import worse_sentence
+from threestep.plugins.report.figures.outcome import fallen_sentence, worse_sentence
 from threestep.plugins.report.figures.reading import read_runs
 from threestep.plugins.report.hub import publish_model
 from threestep.plugins.report.pages.page import page
@@ -48,12 +48,12 @@ def end_whole_run(folder: Path, switches: Mapping[str, bool]) -> None:
 
 
 def worse_at_end(folder: Path) -> str:
-    """End of a run's last line if further training made it worse; "" if it did not, or its files cannot be read."""
+    """End of a run's last line if training made its model worse; "" if it did not, or its files cannot be read."""
     try:
         [run] = read_runs([folder])
     except (ThreestepError, OSError):
         return ""
-    sentences = [worse_sentence(step) for step in run.steps if step.path == run.path]
+    sentences = [of(step) for step in run.steps if step.path == run.path for of in (worse_sentence, fallen_sentence)]
     return "".join(f"; warning: {sentence}" for sentence in sentences if sentence)
 
 

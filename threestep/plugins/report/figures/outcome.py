@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from threestep.plugins.report.figures.reading import StepRun
 
 _FEWEST = 3  # evaluations that have a best one: of two, both are shown
+# A fall of the chosen responses' log-probability that is warned of, in nats: this, or as much per token of a row, if
+# that is more. Learning from pairs lowers it by some; a model that falls further writes what no row has.
+_FALL, _FALL_PER_TOKEN = 5.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,25 @@ def worse_sentence(step: StepRun) -> str:
     return course.sentence(_error_of(step, course.metric) or 0.0, "; ".join(better))
 
 
+def fallen_sentence(step: StepRun) -> str:
+    """The sentence of a run on pairs after which the chosen responses are far less likely; "" for others."""
+    rewards = [value for _, value in step.points("eval/chosen_reward") if value is not None]
+    first_beta = finite(step.settings.get("beta"))
+    last_beta = finite(step.settings.get("final_beta")) or first_beta
+    if not rewards or not first_beta or not last_beta:
+        return ""
+    fall = rewards[0] / first_beta - rewards[-1] / last_beta
+    report = step.reports.data_report.get("eval")
+    rows, tokens = (finite(report.get(name)) if isinstance(report, dict) else None for name in ("rows", "tokens"))
+    if fall <= max(_FALL, _FALL_PER_TOKEN * (tokens or 0.0) / (rows or 1.0)):
+        return ""
+    return (
+        f"the held-out chosen responses' log-probability fell by {shown(fall)} nats per response: the model may write "
+        "garbage though all figures of pairs are good; lower --learning_rate, or give --sft_coef 0.1, and read what "
+        "threestep chat answers"
+    )
+
+
 def best_step(step: StepRun) -> int | None:
     """The step of the best evaluation; None if there were fewer than three."""
     course = judged_course(step)
@@ -89,6 +111,8 @@ def headline(step: StepRun) -> list[HeadlineFigure]:
             its, now = shown_together(values[best], values[at])
             if best == at:  # the run ended with its best, or took it
                 note = "best at the end" if best == last else f"from the best step, {best:,}"
+                if course is not None and not is_judged:
+                    note = f"at the best {course.name} (step {best:,})"
             elif its == now:
                 pass
             elif is_judged:

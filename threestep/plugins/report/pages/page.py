@@ -19,7 +19,7 @@ from threestep.plugins.report.figures.drawing import COLOURS, drawing_of, in_wor
 from threestep.plugins.report.figures.figures import curves_of, phase_seconds, sample_charts, score_charts
 from threestep.plugins.report.figures.gaming_figures import gaming_of
 from threestep.plugins.report.figures.numbers import duration, shown, shown_together, sparkline
-from threestep.plugins.report.figures.outcome import HeadlineFigure, best_step, headline, worse_sentence
+from threestep.plugins.report.figures.outcome import HeadlineFigure, best_step, fallen_sentence, headline, worse_sentence
 from threestep.plugins.report.figures.overview import changed_settings, facts_of
 from threestep.plugins.report.figures.tables import evaluations, harness_rows, left_out, metric_rows, settings_rows
 from threestep.plugins.report.pages.document import document, scrolled, table, tile_grid, with_flags
@@ -153,7 +153,7 @@ def _warnings(steps: Sequence[StepRun]) -> str:
     sentences = [f"{step.path.name}: {problem}" for step in steps for problem in step.problems]
     several = len({step.run for step in steps}) > 1
     for step in steps:
-        if sentence := worse_sentence(step):
+        for sentence in filter(None, (worse_sentence(step), fallen_sentence(step))):
             label = step.label
             name = _label(step, True) if several else label[0].upper() + label[1:]
             sentences.append(f"{name}: {sentence}")

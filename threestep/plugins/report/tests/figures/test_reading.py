@@ -11,10 +11,19 @@ import yaml
 
 from tests.unit.utils.run import test_divergence as divergence
 from threestep.plugins.report.figures.course import course_of
-from threestep.plugins.report.figures.outcome import HeadlineFigure, best_step, headline, judged_course, worse_sentence
+from threestep.plugins.report.figures.outcome import (
+    HeadlineFigure,
+    best_step,
+    fallen_sentence,
+    headline,
+    judged_course,
+    worse_sentence,
+)
 from threestep.plugins.report.figures.overview import changed_settings, facts_of
 from threestep.plugins.report.figures.reading import RunReader, finite, read_runs, short_names
+from threestep.plugins.report.pages.page import parts_of
 from threestep.plugins.report.tests.conftest import write_lines
+from threestep.plugins.report.writing import worse_at_end
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import defaults_of
 from training.utils.flags.step import known_steps
@@ -244,6 +253,23 @@ def test_the_best_step_is_beside_the_last(step_of):
     )
 
 
+def test_a_figure_is_not_called_the_best_for_the_loss_being_it(step_of):
+    step = step_of(((0, 4.0, 0.1), (10, 2.0, 0.7), (20, 1.5, 0.6)))
+    assert [figure.note for figure in headline(step)] == ["best at the end", "at the best loss (step 20)"]
+
+
+@pytest.mark.parametrize(("last", "tokens", "said"), [(-0.6, 30, True), (-0.4, 30, False), (-0.6, 100, False)])
+def test_chosen_responses_that_become_unlikely_are_warned_of(step_of, last, tokens, said):
+    step = step_of(program="training.step2_dpo.main", accuracy="accuracy", beta=0.1)
+    with open(step.path / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps({"step": at, "eval/chosen_reward": r}) + "\n" for at, r in ((0, 0.0), (30, last)))
+    (step.path / "data_report.json").write_text(json.dumps({"eval": {"rows": 10, "tokens": 10 * tokens}}))
+    sentence = fallen_sentence(only_step(step.path))
+    assert ("fell by 6 nats per response" in sentence and "--sft_coef" in sentence) is said
+    page = parts_of(read_runs([step.path])).html["results"]
+    assert ("fell by 6 nats" in page) is ("fell by 6 nats" in worse_at_end(step.path)) is said
+
+
 def test_a_run_that_never_got_better(step_of):
     step = step_of(NEVER_BETTER)
     assert [figure.note for figure in headline(step)] == ["best before training", ""]
@@ -255,7 +281,7 @@ def test_the_model_of_the_best_step_has_its_figures(step_of):
     step = step_of(load_best_model_at_end=True)
     assert headline(step) == [
         HeadlineFigure("SFT loss", 4.0, 1.5, None, "from the best step, 20", *LOSS),
-        HeadlineFigure("Token accuracy", 0.1, 0.6, None, "from the best step, 20", *ACCURACY),
+        HeadlineFigure("Token accuracy", 0.1, 0.6, None, "at the best loss (step 20)", *ACCURACY),
     ]
     assert worse_sentence(step) == "" and worse_sentence(step_of(load_best_model_at_end=True, done=False)) != ""
     # The best is one after training.
