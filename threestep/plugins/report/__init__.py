@@ -16,6 +16,7 @@ PLUGIN = Plugin(
         },
         "meant_flags": dict.fromkeys(("use_wandb", "wandb", "wandb_project"), ("report_to",)),
         "run_files": {"report.html": RunFile()},
+        "logs": {"warnings.jsonl": "warnings of a run that ended"},
         "whole_run_switches": {"report": "false: write no report.html at the end of the run and of each step"},
     },
     hooks=Hooks(

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from threestep.plugins.report.figures.overview import given_text
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.storage import parse_yaml, read_json_object, replace_file
 from training.utils.data.chat.style import KEY
 from training.utils.data.formats.messages import FRAME
 from training.utils.flags.arguments import defaults_of
+from training.utils.flags.flags import chosen_in
 from training.utils.flags.step import Step, step_of
 
 if TYPE_CHECKING:
@@ -49,10 +51,12 @@ def model_card(
     *,
     exported: tuple[str, str] | None = None,
     frame: tuple[str, str] = FRAME,
+    chosen: Collection[str] = (),
 ) -> str:
     """Return the card in Markdown, with the hub's fields at its top. summary: the closing figures. base: the hub name
     of the model that training began with, if it is known. exported: the part and the name of a checkpoint that the
-    model was made of, whose figures nobody knows; summary is empty then. frame: of the prompts (see `SavedStyle`)."""
+    model was made of, whose figures nobody knows; summary is empty then. frame: of the prompts (see `SavedStyle`).
+    chosen: names of the settings that the program chose."""
     step = step_of(settings)
     names = [str(name) for name in settings.get("data_path") or []]
     hub_names = [hub_name for name in names if (hub_name := _dataset_of(name))]
@@ -71,8 +75,9 @@ def model_card(
     start = next((settings[flag] for flag in step.inputs if settings.get(flag)), "")
     lines = ["---", yaml.safe_dump(fields, sort_keys=False).rstrip(), "---", ""]
     lines += [f"# {step.title_of(settings)}", ""]
-    data = ", ".join(f"`{_plain(name)}`" for name in names)
-    lines += [f"Trained with Threestep from `{base or _start_name(start)}` on {data}."]
+    data = ", ".join(given_text(name) or f"`{_plain(name)}`" for name in names)
+    model = given_text(str(start)) or f"`{base or _start_name(start)}`"
+    lines += [f"Trained with Threestep from {model} on {data}."]
     if not scores and (asked := _ASKED.get(str(settings.get("prompt_style")))):
         text = "Human: QUESTION".join(frame)
         lines += ["", asked.format(text if frame == FRAME else repr(text))]
@@ -86,7 +91,7 @@ def model_card(
     if figures:
         lines += ["", "## Figures", "", "| figure | value |", "| --- | ---: |", *figures]
     lines += ["", "## Settings that differ from the defaults", "", "| setting | value |", "| --- | --- |"]
-    lines += [f"| {name} | {_plain(value)} |" for name, value in _changed(settings, step).items()]
+    lines += [f"| {name} | {_plain(value)} |" for name, value in _changed(settings, step).items() if name not in chosen]
     lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.", ""]
     return "\n".join(lines)
 
@@ -108,13 +113,16 @@ def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] 
     """Write the card of the run in `folder` into its model, or into `out`, which was `exported` (see `model_card`). A
     failure is one line."""
     try:
-        settings = redacted_value(parse_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
+        config = (folder / "config.yaml").read_text(encoding="utf-8")
+        settings = redacted_value(parse_yaml(config))
         summary = {} if exported else read_json_object(str(folder / "summary.json")) or {}
         versions = (read_json_object(str(folder / "environment.json")) or {}).get("versions", {})
         model = out or folder / "model"
         style = (read_json_object(str(model / "tokenizer_config.json")) or {}).get(KEY) or {}
         frame = style.get("prompt_begin", ""), style.get("prompt_end") or FRAME[1]
-        card = model_card(settings, summary, versions, base_of(settings), exported=exported, frame=frame)
+        card = model_card(
+            settings, summary, versions, base_of(settings), exported=exported, frame=frame, chosen=chosen_in(config)
+        )
         replace_file(model / CARD, card)
     except (OSError, ValueError, yaml.YAMLError) as problem:
         log(f"warning: no model card was written ({type(problem).__name__}: {problem})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from threestep.plugins.report.figures.outcome import fallen_sentence, worse_sent
 from threestep.plugins.report.figures.reading import read_runs
 from threestep.plugins.report.hub import publish_model
 from threestep.plugins.report.pages.page import page
-from training.utils.base.console import log
+from training.utils.base.console import WARNINGS, log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
 
@@ -35,7 +36,10 @@ def write_report(folders: Sequence[str | Path], out: Path) -> Path:
 
 
 def end_run(ended: EndedRun) -> str:
-    """Write the run's report and its model's card, and upload, without ever failing the run; return `worse_at_end`."""
+    """Write the run's warnings, its report and its model's card, and upload, without ever failing the run; return
+    `worse_at_end`."""
+    ended.folder.run_log("warnings.jsonl").append(map(json.dumps, WARNINGS))
+    WARNINGS.clear()  # a program may run several steps
     report_at_end(ended.folder.path, ended.settings["report"])
     if ended.trains:
         publish_model(ended.folder.path, ended.settings)

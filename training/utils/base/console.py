@@ -28,6 +28,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_ESCAPES, _escaped)
+WARNINGS: dict[str, None] = {}  # lines of `log`, for the run's page
 
 
 def log(sentence: str, is_main_rank: bool = True) -> None:
@@ -35,6 +36,8 @@ def log(sentence: str, is_main_rank: bool = True) -> None:
     if not is_main_rank:
         return
     sentence = redacted(sentence)
+    if sentence.startswith("warning: "):
+        WARNINGS[sentence.removeprefix("warning: ")] = None
     if sys.stderr.isatty():
         from tqdm import tqdm
 

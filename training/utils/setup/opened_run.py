@@ -254,14 +254,11 @@ def environment_of(device: str) -> dict[str, Any]:
     """The content of environment.json. device: in words."""
     versions = {"threestep": training.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path without being installed
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # on the path without being installed
-            continue
     started = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     commit = commit_of(Path(training.__file__).parents[1])
-    code = {} if commit is None else {"commit": commit}
-    return {"device": device, "started": started, "versions": versions, **code}
+    return {"device": device, "started": started, "versions": versions, **({"commit": commit} if commit else {})}
 
 
 def commit_of(root: Path) -> str | None:

@@ -4,11 +4,12 @@ defaults. Plain texts, not yet escaped."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from threestep.plugins.report.figures.numbers import duration
 from threestep.plugins.report.figures.reading import ReportedRun, StepRun, finite
+from training.utils.base.storage import read_json_object
 
 # Shown elsewhere, or settings of the machinery that have no effect on the trained model.
 _ELSEWHERE = ("program", "output_dir", "config", "resume", "data_path", "report", "report_to")
@@ -32,11 +33,12 @@ def facts_of(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def changed_settings(step: StepRun) -> list[tuple[str, str, str]]:
-    """(setting, value, default) of each setting that is not its flag's default; models and data stand elsewhere."""
+    """(setting, value, default) of each setting that a user set to other than its flag's default; models and data stand
+    elsewhere."""
     defaults = step.declaration.defaults
     changed = []
     for name, value in sorted(step.settings.items()):
-        if name in defaults and name not in _ELSEWHERE and _MODEL_FLAG not in name:
+        if name in defaults and name not in (*_ELSEWHERE, *step.chosen) and _MODEL_FLAG not in name:
             if not _same(value, defaults[name]):
                 changed.append((name, value_text(value), value_text(defaults[name])))
     return changed
@@ -54,6 +56,17 @@ def value_text(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
+def given_text(word: str) -> str:
+    """What a Python program gave as an object, in words; "" for the path or address of anything else."""
+    path = Path(word.rpartition(":")[2])
+    if path.parent.name != "given":  # the folder in a run's that `threestep.running` writes them to
+        return ""
+    if not path.name.endswith(_MODEL_FLAG):
+        return "rows in memory" if path.stem in ("given_rows", "rows") else ""
+    kinds = (read_json_object(str(path / "config.json")) or {}).get("architectures")
+    return f"a loaded model{f' ({kinds[0]})' if isinstance(kinds, list) and kinds else ''}"
+
+
 def progress_of(step: StepRun) -> tuple[int, float]:
     """(last optimizer step, seconds) that metrics.jsonl names; zeros without one."""
     if not step.lines:
@@ -67,14 +80,15 @@ def _models(step: StepRun) -> list[str]:
     for name, value in step.settings.items():
         if name.endswith(_MODEL_FLAG) and value:
             role = name.removesuffix(_MODEL_FLAG).strip("_")
-            models.append(f"{value_text(value)} ({role})" if role else value_text(value))
+            text = given_text(str(value)) or value_text(value)
+            models.append(f"{text} ({role})" if role else text)
     return _distinct(models)
 
 
 def _data(step: StepRun) -> str:
     value = step.settings.get("data_path")
     words = value if isinstance(value, list) else [value] if value else []
-    return ", ".join(_address(str(word)) for word in words)
+    return ", ".join(given_text(str(word)) or _address(str(word)) for word in words)
 
 
 def _address(word: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,12 +19,14 @@ from threestep.plugins.report.figures.rollout_account import rollout_account
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json, parse_yaml
+from training.utils.flags.flags import chosen_in
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
 from training.utils.plugins.registry import added
 from training.utils.run.run_folder import DIVERGENCE, read_rollouts
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
 _FIRST_PROMPTS, _EVALUATIONS = 3, 12  # shown of every evaluation
+_MOST_LOGGED = 20  # warnings of a run's log
 _LARGEST = 1e300  # larger values cannot be drawn either
 
 
@@ -46,7 +49,9 @@ class StepRun:
     lines: of metrics.jsonl, in order
     samples: [("before", samples), ("after", samples)]: of samples.jsonl, from its first and its last evaluation
     first_prompts: samples of the first prompts, from every evaluation (from evenly spaced ones, if there are many)
-    problems: a sentence for each file that could not be read in full, and for each sign that the run has diverged
+    problems: a sentence for each file that could not be read in full, for each sign that the run has diverged, and for
+        each warning of its log
+    chosen: names of the settings that the program chose
     """
 
     run: str
@@ -59,6 +64,7 @@ class StepRun:
     summary: dict[str, Any] = field(default_factory=dict)
     reports: RunReports = RunReports()
     problems: tuple[str, ...] = ()
+    chosen: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -125,7 +131,9 @@ class RunReader:
         samples.read_on()
         accounts = rollout_account(read_rollouts(path))
         lost = [each.sentence() for each in accounts if not each.is_whole]
-        problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE), *lost]
+        signs = _signs(path / DIVERGENCE)
+        logged = [text for text in _logged(path) if text not in signs][:_MOST_LOGGED]
+        problems = [*metrics.problems, *samples.problems, *signs, *lost, *logged]
         config = _mapping(path / "config.yaml", problems, parse_yaml)
         settings = {str(name): redacted_value(value) for name, value in config.items()}
         for flag, words in added("advice", ()).items():
@@ -147,6 +155,7 @@ class RunReader:
             summary,
             reports,
             tuple(problems),
+            frozenset(chosen_in(_text(path / "config.yaml"))),
         )
 
 
@@ -281,9 +290,19 @@ class _Samples(_GrowingLines):
 
 def _signs(path: Path) -> list[str]:
     """The signs of divergence that a run noted."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = _text(path).splitlines()
     signs = [sign for sign in map(_parsed, lines) if isinstance(sign, dict)]
     return [f"step {sign.get('step')}: {sign.get('sentence')}" for sign in signs]
+
+
+def _logged(folder: Path) -> list[str]:
+    """The warnings of a run's log, without commas in numbers of steps, as `_signs` has them."""
+    texts = [text for text in map(_parsed, _text(folder / "warnings.jsonl").splitlines()) if isinstance(text, str)]
+    return [re.sub(r"^step [\d,]+:", lambda step: step[0].replace(",", ""), text) for text in texts]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _mapping(path: Path, problems: list[str], load: Callable[[str], Any] = parse_json) -> dict[str, Any]:

@@ -180,6 +180,9 @@ def left_out(step: StepRun) -> list[tuple[str, str]]:
             reasons = dropped.items() if isinstance(dropped, dict) else ()
             counts = ", ".join(f"{_count(count)} {str(reason).replace('_', ' ')}" for reason, count in reasons)
             rows.append((f"{name} dropped", counts or "none"))
+            noted = report.get("noted")
+            for what, count in noted.items() if isinstance(noted, dict) else ():
+                rows.append((f"{name}: {what}", _count(count)))
             if report.get("duplicates"):
                 rows.append((f"{name} that repeat an earlier row", _count(report["duplicates"])))
     skipped = [value or 0.0 for name in step.names if name.endswith("/skipped") for _, value in step.points(name)]

@@ -19,7 +19,13 @@ from threestep.plugins.report.figures.drawing import COLOURS, drawing_of, in_wor
 from threestep.plugins.report.figures.figures import curves_of, phase_seconds, sample_charts, score_charts
 from threestep.plugins.report.figures.gaming_figures import gaming_of
 from threestep.plugins.report.figures.numbers import duration, shown, shown_together, sparkline
-from threestep.plugins.report.figures.outcome import HeadlineFigure, best_step, fallen_sentence, headline, worse_sentence
+from threestep.plugins.report.figures.outcome import (
+    HeadlineFigure,
+    best_step,
+    fallen_sentence,
+    headline,
+    worse_sentence,
+)
 from threestep.plugins.report.figures.overview import changed_settings, facts_of
 from threestep.plugins.report.figures.tables import evaluations, harness_rows, left_out, metric_rows, settings_rows
 from threestep.plugins.report.pages.document import document, scrolled, table, tile_grid, with_flags

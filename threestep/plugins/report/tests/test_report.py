@@ -15,8 +15,10 @@ from threestep.plugins.report.card import base_of, model_card, write_card
 from threestep.plugins.report.png import write_pngs
 from threestep.plugins.report.tests.conftest import write_lines
 from threestep.plugins.report.writing import end_run, report_at_end, worse_at_end, write_report
+from training.utils.base.console import WARNINGS, log
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import defaults_of
+from training.utils.flags.flags import marked
 from training.utils.flags.step import known_steps
 from training.utils.run.run_folder import EndedRun, RunFolder
 
@@ -111,6 +113,18 @@ def test_a_run_ends_with_its_page_and_the_card_of_its_model(sft_run, trains):
     assert (folder / "report.html").is_file() and (folder / "model" / "README.md").is_file() == trains
 
 
+def test_the_page_of_a_run_begins_with_the_warnings_of_its_log(sft_run):
+    WARNINGS.clear()
+    folder, sign = sft_run(), "the loss rose"
+    for sentence in ("warning: 41 evaluation rows: also trained on", f"warning: step 1,200: {sign}", "data: 3 rows"):
+        log(sentence)
+    (folder / "divergence.jsonl").write_text(json.dumps({"step": 1200, "sentence": sign}) + "\n")
+    end_run(EndedRun(RunFolder(folder, True), {"report": True, "push_to_hub": False}, False))
+    top = (folder / "report.html").read_text(encoding="utf-8").partition("<main>")[0]
+    assert f"{folder.name}: 41 evaluation rows: also trained on" in top and "data: 3 rows" not in top
+    assert top.count(sign) == 1 and not WARNINGS
+
+
 @pytest.mark.usefixtures("steps")
 def test_a_whole_run_has_a_page_and_none_on_request(tmp_path, capsys):
     all_steps.main(["--config", "run.yaml"])
@@ -161,6 +175,24 @@ def test_it_names_the_method_and_the_start_model(start, advantage, expected):
     title, name, tag = expected
     assert f"{title}\n\nTrained with Threestep from {name} on" in text
     assert yaml.safe_load(fields)["tags"] == ["threestep", tag]
+
+
+def test_it_names_objects_of_a_program_and_no_setting_that_the_program_chose(tmp_path):
+    given = tmp_path / "run" / "given"
+    (given / "model_name_or_path").mkdir(parents=True)
+    (given / "model_name_or_path" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    settings = {"model_name_or_path": str(given / "model_name_or_path"), "data_path": [f"parquet:{given / 'rows'}"]}
+    run_in(tmp_path / "run", **settings, cpu_products="onednn", num_train_epochs=7)
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(marked(config.read_text(), ["cpu_products"]))
+    write_card(tmp_path / "run")
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "from a loaded model (LlamaForCausalLM) on rows in memory." in card
+    assert "cpu_products" not in card and "| num_train_epochs | 7 |" in card
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "a loaded model (LlamaForCausalLM) · rows in memory" in page
+    assert "<span>cpu_products</span>" not in page and "<span>num_train_epochs</span> <b>7</b>" in page
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ class SplitReport(Counts):
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The reports of both splits, and whether they were in the cache."""
+    """The reports of both splits, and whether they were read from the cache."""
 
     train: SplitReport
     eval: SplitReport
-    resumed: bool
+    from_cache: bool
 
     @property
     def stops(self) -> tuple[list[str], list[str]]:

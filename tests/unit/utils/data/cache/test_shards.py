@@ -120,7 +120,7 @@ def test_the_same_rows_of_a_phase_for_any_workers_and_shards(flags, tiny_tokeniz
         monkeypatch.setattr(shards, "_LEAST_ROWS", length)
         data.cache.num_workers = num_workers
         built = build_phase(phase, data, tiny_tokenizer, 1)
-        assert not built.report.resumed
+        assert not built.report.from_cache
         found.append(([Path(split.path).read_bytes() for split in (built.train, built.eval)], built.report))
         shutil.rmtree(data.cache.cache_dir)
     assert found[0] == found[1] == found[2]

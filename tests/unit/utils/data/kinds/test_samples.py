@@ -29,7 +29,7 @@ def test_what_a_prompt_carries(build, flags):
     counted = {"data_source": 2, "ability": 1, "extra_info": 1, "index": 1, "reward_model": 1}
     assert built.report.train.columns == counted and built.report.eval.columns == {}
     again = build(3, rows)
-    assert again.report.resumed and again.report.train.columns == counted
+    assert again.report.from_cache and again.report.train.columns == counted
     assert [row.uid for row in again.train] == [row.uid for row in built.train]
     # what a flag names is the reference also beside a ground truth
     (row,) = build(3, [{"prompt": "a", "solution": "5", "ground_truth": "6"}], reference_column="solution").train
@@ -121,12 +121,12 @@ def test_margins_of_a_column(build):
     rows[5]["rejected"] = None
     assert all(row.margins is None for row in build(2, rows).train)
     built = build(2, rows, margin_column="sure")
-    assert not built.report.resumed
+    assert not built.report.from_cache
     found = {row.row_id: None if row.margins is None else row.margins.tolist() for row in built.train}
     assert found == {i: None if i == 3 else [i / 4] for i in range(8) if i != 5}
     for phase in (1, 3):  # which it does not concern
         build(phase, rows)
-        assert build(phase, rows, margin_column="sure").report.resumed
+        assert build(phase, rows, margin_column="sure").report.from_cache
 
 
 def test_references_of_any_json_value(own, tiny_tokenizer):
@@ -271,7 +271,7 @@ def test_marked_responses(build, tiny_tokenizer):
         number = int(tiny_tokenizer.decode(row.response_ids[0][:-1]))
         assert row.is_good is (number % 2 == 0) and row.margins is None and row.batched == ("is_good",)
     assert list(built.train.values("is_good")) == [row.is_good for row in built.train]
-    assert build("marked", rows).report.resumed
+    assert build("marked", rows).report.from_cache
     said = r"all 3 rows of .* were dropped \(3 unmarked\); each response needs its own label"
     with pytest.raises(ThreestepError, match=said):
         build("marked", [{"prompt": "a", "completion": "b"}] * 3)
