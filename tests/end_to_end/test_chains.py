@@ -190,7 +190,7 @@ def eval_rows(chain: Chain, phase: int) -> list:
     tokenizer = AutoTokenizer.from_pretrained(chain.folders[phase] / "model")
     (data,) = parse_arguments([DataArguments], chain.data_flags[phase], "")
     built = build_phase(phase, data, tokenizer, seed=1234)
-    assert built.report.resumed, "the model folder's tokenizer is not the one that the step's data was built with"
+    assert built.report.from_cache, "the model folder's tokenizer is not the one that the step's data was built with"
     return list(built.eval)
 
 

@@ -171,7 +171,7 @@ def test_other_columns_are_another_build(build, tiny_tokenizer):
     rows = [{"prompt": "a", "chosen": " b", "other": " c"}] * 4
     built, other = build(1, rows), build(1, rows, chosen_column="other")
     texts = [tiny_tokenizer.decode(made.train[0].input_ids) for made in (built, other)]
-    assert texts == ["a b<|endoftext|>", "a c<|endoftext|>"] and not other.report.resumed
+    assert texts == ["a b<|endoftext|>", "a c<|endoftext|>"] and not other.report.from_cache
 
 
 # --- the data of the field

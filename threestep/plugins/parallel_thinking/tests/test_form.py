@@ -186,7 +186,7 @@ def test_the_cache_follows_the_flags(flags, tagged):
     again = built(1, flags(rows, malformed_parallel="drop"), tagged)
     other = built(1, flags(rows, malformed_parallel="causal"), tagged)
     off = build_phase(1, flags(rows, data_split="1,0,0"), tagged, seed=1)
-    assert [phase.report.resumed for phase in (first, again, other, off)] == [False, True, False, False]
+    assert [phase.report.from_cache for phase in (first, again, other, off)] == [False, True, False, False]
     assert again.train[0].form and again.report.train == first.report.train
     assert len(other.train) == len(off.train) > len(first.train)
 

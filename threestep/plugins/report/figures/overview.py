@@ -57,7 +57,7 @@ def value_text(value: Any) -> str:
 
 
 def given_text(word: str) -> str:
-    """What a Python program gave as an object, in words; "" for the path or address of anything else."""
+    """An object that a Python program gave, in words; "" for the path or address of anything else."""
     path = Path(word.rpartition(":")[2])
     if path.parent.name != "given":  # the folder in a run's that `threestep.running` writes them to
         return ""

@@ -51,7 +51,6 @@ class StepRun:
     first_prompts: samples of the first prompts, from every evaluation (from evenly spaced ones, if there are many)
     problems: a sentence for each file that could not be read in full, for each sign that the run has diverged, and for
         each warning of its log
-    chosen: names of the settings that the program chose
     """
 
     run: str
@@ -64,7 +63,11 @@ class StepRun:
     summary: dict[str, Any] = field(default_factory=dict)
     reports: RunReports = RunReports()
     problems: tuple[str, ...] = ()
-    chosen: frozenset[str] = frozenset()
+
+    @property
+    def chosen(self) -> set[str]:
+        """Names of the settings that the program chose."""
+        return chosen_in(_text(self.path / "config.yaml"))
 
     @property
     def label(self) -> str:
@@ -155,7 +158,6 @@ class RunReader:
             summary,
             reports,
             tuple(problems),
-            frozenset(chosen_in(_text(path / "config.yaml"))),
         )
 
 

@@ -118,7 +118,7 @@ data = data_flags(data_path={data.source.data_path!r}, data_output_path={data.ca
                   data_split="2,4,4")
 tokenizer = PreTrainedTokenizerFast.from_pretrained({str(tmp_path / "tokenizer")!r})
 built = [build_phase(phase, data, tokenizer, seed=1) for phase in (1, 2, 3)]
-print(json.dumps([[[row.row_id for row in each.train] for each in built], [each.report.resumed for each in built]]))
+print(json.dumps([[[row.row_id for row in each.train] for each in built], [each.report.from_cache for each in built]]))
 """
     ranks = []
     for rank in ("0", "1"):
@@ -129,7 +129,7 @@ print(json.dumps([[[row.row_id for row in each.train] for each in built], [each.
     here = [build_phase(phase, data, tiny_tokenizer, seed=1) for phase in (1, 2, 3)]
     assert rows_0 == rows_1 == [[row.row_id for row in built.train] for built in here]
     assert [one + other for one, other in zip(resumed_0, resumed_1, strict=True)] == [1, 1, 1]
-    assert all(built.report.resumed for built in here)
+    assert all(built.report.from_cache for built in here)
 
 
 # --- what changes rows rebuilds them; what does not is resumed, with the same report
@@ -223,23 +223,23 @@ def test_what_changes_rows_rebuilds_and_what_does_not_resumes(
     for phase in ALL:
         log: list[str] = []
         built = build_phase(phase, data, tokenizer, seed, log=log.append)
-        assert built.report.resumed == (phase not in phases), (phase, log)
+        assert built.report.from_cache == (phase not in phases), (phase, log)
         assert phase not in phases or any("changed since the last build" in line and said in line for line in log), log
 
 
 def test_rebuild_cache_rebuilds(build):
     build(1)
     log: list[str] = []
-    assert not build(1, rebuild_cache=True, log=log.append).report.resumed
+    assert not build(1, rebuild_cache=True, log=log.append).report.from_cache
     assert any("--rebuild_cache is set" in line for line in log)
 
 
 def test_a_changed_row_of_a_class_rebuilds(own, tiny_tokenizer):
     data = own()
     build_phase(1, data, tiny_tokenizer, 1)
-    assert build_phase(1, data, tiny_tokenizer, 1).report.resumed
+    assert build_phase(1, data, tiny_tokenizer, 1).report.from_cache
     data = own(rows=[*Own.rows[:19], {"p": "Human: a Assistant:", "c": " b", "r": " d"}])
-    assert not build_phase(1, data, tiny_tokenizer, 1).report.resumed
+    assert not build_phase(1, data, tiny_tokenizer, 1).report.from_cache
 
 
 # --- mistakes

@@ -148,7 +148,7 @@ def test_rows_in_the_cache_are_counted_without_a_look_at_the_data(flags, tiny_to
         built, line = trains_on(1, flags(rows(600)), tiny_tokenizer)
         said.append(line)
         monkeypatch.setattr(FileDataset, "get_train_data", lambda self: pytest.fail("the rows were read"))
-    assert built.report.resumed and said[0] == said[1]
+    assert built.report.from_cache and said[0] == said[1]
     assert (
         said[0] == "108 of 600 rows; 60 held out, 432 left to other steps by --data_split 2,4,4 (1,0,0 uses all rows)"
     )
@@ -194,7 +194,7 @@ def test_a_step_alone_trains_on_every_row_that_is_not_held_out(flags, tiny_token
     built, line = trains_on(phase, flags(rows(60), data_split="auto"), tiny_tokenizer)
     assert len(built.train) == 54 and line == "54 of 60 rows; 6 held out"
     named = build_phase(phase, flags(rows(60), data_split=("1,0,0", "0,1,0", "0,0,1")[phase - 1]), tiny_tokenizer, 1)
-    assert named.report.resumed and [row.row_id for row in named.train] == [row.row_id for row in built.train]
+    assert named.report.from_cache and [row.row_id for row in named.train] == [row.row_id for row in built.train]
 
 
 def test_datasets_of_step_1_alone_and_classes_that_deal_their_rows_are_left_out(own, flags, tiny_tokenizer):

@@ -126,7 +126,7 @@ def test_raw_ids_raw_chat_and_full_prompt_on_request(build):
     cut = {"max_prompt_seq_len": 6, "prompt_truncation": "left"}
     assert build(3, rows[:1], **cut).train[0].columns.keys() == {"data_source"}
     built = build(3, rows[:1], **cut, return_columns=["raw_prompt_ids", "raw_prompt", "full_prompts"])
-    assert not built.report.resumed
+    assert not built.report.from_cache
     (row,) = built.train
     assert row.columns["raw_prompt_ids"] == row.flipped_prompt_ids[::-1].tolist() and row.length_tokens == 6
     assert row.columns["raw_prompt"] == rows[0]["prompt"]
@@ -198,7 +198,7 @@ def test_as_text_it_is_the_conversation_up_to_the_last_answer(build, tiny_tokeni
     assert asked.prompt_text == "Human: Hi Assistant: Yes? Human: Thanks Assistant:"
     monkeypatch.setattr("training.utils.data.file_dataset.FileDataset.format", property(lambda self: 1 / 0))
     again = build(1, rows)  # found in the cache without a look at the files
-    assert again.report.resumed and again.train.manifest["fingerprint"] == built.train.manifest["fingerprint"]
+    assert again.report.from_cache and again.train.manifest["fingerprint"] == built.train.manifest["fingerprint"]
 
 
 def test_under_a_template_it_keeps_all_of_them_and_is_counted(build):
@@ -225,7 +225,7 @@ def test_a_cache_of_an_earlier_version_is_read_as_it_is(build, monkeypatch):
         old = build(1, [GOES_ON, ALIKE])
     assert len(old.train) == 1 and old.report.train.dropped == {"no_chosen": 1}
     again = build(1, [GOES_ON, ALIKE])
-    assert again.report.resumed and again.train.manifest["fingerprint"] == old.train.manifest["fingerprint"]
+    assert again.report.from_cache and again.train.manifest["fingerprint"] == old.train.manifest["fingerprint"]
     anew = build(1, [GOES_ON, ALIKE], rebuild_cache=True)
     assert len(anew.train) == 2 and anew.train.manifest["fingerprint"] != old.train.manifest["fingerprint"]
 

@@ -238,7 +238,7 @@ def test_pictures_are_kept_once_and_decoded_only_when_asked_for(built, monkeypat
     assert {len(row.media) for row in all_rows(first)} == {2} and len(first.eval) == 60
     monkeypatch.setattr(reading, "decoded", None)  # whoever decodes now fails
     found = built(rows, **given)
-    assert found.report.resumed and len(found.train) == 540
+    assert found.report.from_cache and len(found.train) == 540
     for row in all_rows(found):
         wide = [found.train.stored_media[image.key] == WIDE for image in row.media]
         assert [image.tokens for image in row.media] == [3 if is_wide else 2 for is_wide in wide] and not wide[1]
@@ -257,7 +257,7 @@ def test_a_damaged_file_of_pictures_is_built_anew(built):
     data[len(data) // 2] ^= 1
     open(store.path, "wb").write(data)
     again = built(rows)
-    assert not again.report.resumed and sorted(again.train.stored_media) == sorted([RED, BLUE])
+    assert not again.report.from_cache and sorted(again.train.stored_media) == sorted([RED, BLUE])
 
 
 def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monkeypatch):
@@ -269,7 +269,7 @@ def test_a_damaged_picture_of_a_large_file_is_named_when_it_is_read(built, monke
     place = data.index(RED) + len(RED) // 2
     open(path, "wb").write(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     again = built(rows)
-    assert again.report.resumed
+    assert again.report.from_cache
     store = again.train.stored_media
     read = []
     for key in range(2):
