@@ -166,10 +166,6 @@ DPO_FIELDS: dict[str, OldFlag] = {
     **SYNC_FIELDS,
     "--discopop_tau": needless("applies to the discopop loss, which is not supported"),
     "--f_alpha_divergence_coef": needless("applies to --f_divergence_type alpha_divergence, which is not supported"),
-    "--loss_weights": refused(
-        "weights several losses, as --loss_type does here: --loss_type sigmoid:0.8,sft:0.2", takes_list=True,
-        unless=("1", "1.0", *NO_VALUE)
-    ),
     "--precompute_ref_batch_size": needless("the reference reads the same number of rows at a time as an evaluation"),
     "--use_weighting": refused_switch("is not supported: every pair has the same weight"),
 }  # fmt: skip

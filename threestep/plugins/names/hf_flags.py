@@ -29,6 +29,7 @@ from threestep.plugins.names.hf_words import (
 )
 from threestep.plugins.names.other_names import OldFlag, Same, Words, is_false
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import GIVEN
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf", "adamw")
@@ -170,7 +171,7 @@ def _dataset(value: str, given: Mapping[str, str]) -> list[str]:
         return []
     config = given.get("--dataset_config") or given.get("--dataset_config_name")
     train, test = (given.get(f"--dataset_{kind}_split") for kind in ("train", "test"))
-    if Path(value).exists() or "/" not in value or ":" in value or value.startswith(("/", "./", "../", "~")):
+    if _is_ours(value):
         return ["--data_path", value]
     parts = [f"config={config}"] if config else []
     if train or test:
@@ -178,6 +179,11 @@ def _dataset(value: str, given: Mapping[str, str]) -> list[str]:
     if test:
         parts.append(f"eval_split={test}")
     return ["--data_path", ",".join([f"hub:{value}", *parts])]
+
+
+def _is_ours(value: str) -> bool:
+    """True of a dataset that is not read from the hub by this name: a path, a registered name, an address."""
+    return Path(value).exists() or "/" not in value or ":" in value or value.startswith(("/", "./", "../", "~"))
 
 
 def _datasets(value: str) -> list[str]:
@@ -207,6 +213,14 @@ def _with_dataset(value: str, given: Mapping[str, str]) -> str:
             f"'{value}' is a dataset's configuration or split and needs --dataset_name; or use --data_path "
             "hub:OWNER/NAME,config=...,split=...,eval_split=..."
         )
+    dataset = given["--dataset_name"]
+    if _is_ours(dataset):
+        if value in ("train", "test"):  # TRL's defaults
+            return f"{dataset} is not read from the hub; --eval_fraction sets the share that is held out"
+        raise ThreestepError(
+            f"'{value}' is a hub dataset's configuration or split, but --dataset_name {dataset} is not read from the "
+            "hub; leave it out, or put files named train and test in one folder and give the folder"
+        )
     return "it is used together with --dataset_name"
 
 
@@ -219,9 +233,33 @@ def _chat_template(value: str, _given: Mapping[str, str]) -> list[str]:
     return ["--chat_template", value]
 
 
-def _one_word(words: list[str]) -> list[str]:
+def _losses(words: list[str]) -> list[str]:
     """Several losses of TRL's DPO, each of weight 1, as the one word that they are here."""
+    for name in ",".join(words).split(","):
+        if ".py:" in name or name.startswith(GIVEN):
+            raise ThreestepError(
+                f"--loss_type expects names, got the function {name.removeprefix(GIVEN)}; a preference loss of your "
+                "own needs a plugin (threestep/plugins/objectives/README.md#your-own-preference-loss)"
+            )
+        if name == "bco_pair":
+            raise ThreestepError(
+                "--loss_type bco_pair is not supported: bco trains on rows with one response, marked good or bad "
+                "(docs/dpo.md#responses-that-are-marked-one-by-one); write each pair as two such rows and use "
+                "--loss_type bco"
+            )
     return [",".join(words)]
+
+
+def _loss_weights(value: str, given: Mapping[str, str]) -> list[str] | str:
+    if value.lower() in NO_VALUE:
+        return "every loss has weight 1"
+    losses, weights = (text.replace(",", " ").split() for text in (given.get("--loss_type", "sigmoid"), value))
+    if len(losses) != len(weights):
+        raise ThreestepError(
+            f"--loss_weights expects one number for each of {', '.join(losses)}, got {' '.join(weights)}; give one "
+            "number per loss"
+        )
+    return ["--loss_type", ",".join(map(":".join, zip(losses, weights, strict=True)))]
 
 
 _LOSS_ON = either_way(["--loss_on", "response"], ["--loss_on", "conversation"])
@@ -478,10 +516,10 @@ HF_SFT_FLAGS: dict[str, OldFlag] = {
     "--packing_strategy": needless(_PACKED),
     "--eval_packing": needless_switch(_PACKED),
     "--assistant_only_loss": renamed_switch(
-        "--loss_on response", "the default; false: conversation", words=_LOSS_ON, reads_false=True
+        "--loss_on response", "on by default, unlike in TRL; false: conversation", words=_LOSS_ON, reads_false=True
     ),
     "--completion_only_loss": renamed_switch(
-        "--loss_on response", "the default; false: conversation", words=_LOSS_ON, reads_false=True
+        "--loss_on response", "the default, also for messages; false: conversation", words=_LOSS_ON, reads_false=True
     ),
     "--loss_type": renamed("the one loss", "nll and chunked_nll; dft is refused", words=_SFT_LOSS),
     "--truncation_mode": renamed(
@@ -501,7 +539,10 @@ HF_DPO_FLAGS: dict[str, OldFlag] = {
     **HF_ONE_MODEL_FLAGS,
     **DPO_FIELDS,
     **dataset_name("0,1,0"),
-    "--loss_type": Same("several are summed; only Threestep's losses are accepted", spelled=_one_word),
+    "--loss_type": Same("several are summed; only Threestep's losses are accepted", spelled=_losses),
+    "--loss_weights": renamed(
+        "--loss_type NAME:WEIGHT,...", takes_list=True, words=_loss_weights, overrides=("--loss_type",)
+    ),
     "--truncation_mode": renamed(
         "--truncation", "keep_start: right; keep_end: left", words=_TRUNCATION,
         differs="left cuts the beginning of the prompt, never the response"

@@ -263,7 +263,8 @@ HF_PPO_FLAGS: dict[str, OldFlag] = {
         "--loss_aggregation or --policy_loss",
         "grpo: seq-mean-token-mean; dapo, bnpo: token-mean; dr_grpo: seq-mean-token-sum-norm; cispo and sapo are "
         "policy losses",
-        words=by_value(_LOSSES, f"--loss_type expects one of {', '.join(_LOSSES)} in step 3, got '{{}}'"),
+        words=by_value(_LOSSES, f"--loss_type expects one of {', '.join(_LOSSES)} in step 3, got '{{}}'; a loss of "
+        "your own is a --policy_loss"),
         differs="token-mean counts the tokens of the whole optimizer step, whereas bnpo counts those of a micro-batch"
     ),
     "--scale_rewards": renamed(

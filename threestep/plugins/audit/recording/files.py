@@ -89,6 +89,9 @@ def read_record(folder: Path) -> StepRecord:
     path = folder / DESCRIPTION
     text = text_if_there(path)
     if text is None:
+        records = sorted(folder.glob("records/step_*"))
+        if records:
+            raise ThreestepError(f"{folder} is a run, not the record of a step; give one of its records: {records[0]}")
         raise ThreestepError(
             f"{folder} is not the record of a step: it has no {DESCRIPTION}; --record_steps 1,10 writes records to "
             "OUTPUT_DIR/records/step_000001 and so on (in step 3, to step_000001_update1 and so on)"

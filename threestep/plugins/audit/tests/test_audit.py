@@ -150,6 +150,7 @@ def test_what_a_user_says_replaces_the_recorded_settings(written, capsys):
         ("", "expects the folder of a record, such as RUN/records/step_000010"),
         ("nowhere", "nowhere is not the record of a step: it has no record.json"),
         ("nowhere", "(in step 3, to step_000001_update1 and so on)"),
+        ("RUN", "is a run, not the record of a step; give one of its records: RUN/records/step_000003"),
         ("RECORD --trust_run", "--trust_run is only for two runs (RUN_A RUN_B), but one folder was given"),
         ("RECORD RECORD --code_b elsewhere", "--code_b is only for reruns; add --trust_run, or remove"),
         ("RECORD --work elsewhere", "--work is only for two runs"),
@@ -161,9 +162,10 @@ def test_mistakes_are_one_sentence(tmp_path, words, message):
     record = tmp_path / "record"
     record.mkdir()
     (record / "record.json").write_text("{}")
+    (tmp_path / "run" / "records" / "step_000003").mkdir(parents=True)
     with pytest.raises(ThreestepError) as refusal:
-        program.main(words.replace("RECORD", str(record)).split())
-    assert message in str(refusal.value)
+        program.main(words.replace("RECORD", str(record)).replace("RUN", str(tmp_path / "run")).split())
+    assert message in str(refusal.value).replace(str(tmp_path / "run"), "RUN")
 
 
 # --- the words of --as

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support import pages
 from tests.support.objectives import objective, objectives
 from threestep.plugins.objectives.preferences import log_odds
 from training.step2_dpo.loss import (
@@ -19,6 +22,8 @@ from training.step2_dpo.loss import (
     preference_loss,
     weighted_sum,
 )
+from training.utils.plugins.objectives import PreferenceLoss
+from training.utils.plugins.plugin import TABLES
 
 # A pair of three tokens each (the prompt apart): r_w = 0.4, r_l = -0.6, so that m = 1, and a token's means are thirds.
 POLICY = ([-0.5, -1.0, -1.5], [-1.0, -2.0, -0.5])
@@ -312,3 +317,13 @@ def test_the_figures():
     assert {name: float(value) for name, value in found.items()} == pytest.approx(
         {"pairs": 5, "right": 2, "chosen": 2, "rejected": 3, "chosen_reward": 0.25, "rejected_reward": -0.13}
     )
+
+
+def test_the_pages_own_loss():
+    page = (Path(__file__).parents[1] / "README.md").read_text().split("## Your own preference loss")[1]
+    names: dict[str, Any] = {}
+    exec(next(block.content for block in pages.blocks(page)), names)
+    assert "preference_losses" in TABLES and isinstance(names["SQUARED_HINGE"], PreferenceLoss)
+    margins_Q = torch.tensor([1.0, -3.0])
+    how = Objective(names["SQUARED_HINGE"], beta=0.5)
+    assert names["SQUARED_HINGE"].of_margins(margins_Q, how).tolist() == [0.25, 6.25]

@@ -29,6 +29,7 @@ Message = dict[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_SAYS = {"content", "tool_calls", "function_call", "refusal", "audio", *REASONING_KEYS}  # a message has one of them
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -93,7 +94,7 @@ def read_messages(value: Any, where: str) -> list[Message] | None:
 def _read_message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise ThreestepError(f"{where}: expected an object, got {kind_of(message)}")
-    if "role" in message:
+    if "role" in message and not _SAYS.isdisjoint(message):
         read = dict(message)
     elif "from" in message and "value" in message:
         read = _of_sharegpt(message, where)
@@ -107,8 +108,7 @@ def _read_message(message: Any, where: str) -> Message:
     read["content"] = joined_text(read, where, images=True)
     if not isinstance(read["content"], (str, list)) and read["content"] is not None:
         raise ThreestepError(f"{where}: 'content': expected text, got {kind_of(read['content'])}")
-    if read["role"] == "function":  # OpenAI's older name
-        read["role"] = "tool"
+    read["role"] = "tool" if read["role"] == "function" else read["role"]  # OpenAI's older name
     calls = from_json(read.pop("tool_calls", None), where, "JSON with the name and arguments of a call")
     if calls is None and read.get("function_call"):
         calls = read.pop("function_call")

@@ -125,6 +125,7 @@ def calling(calls):
         (["Hi"], "f.json, line 2, message 1: expected an object, got text"),
         ([says("user", "a"), {}], "message 2: expected 'role' and 'content', or ShareGPT's 'from' and 'value', got"),
         ([{"speaker": "x", "text": "y"}], "'from' and 'value', got 'speaker', 'text'"),
+        ([{"role": "user"}], "message 1: expected 'role' and 'content', or ShareGPT's 'from' and 'value', got 'role'"),
         ([{"from": "gpt", "text": "y"}], "'from' and 'value', got 'from', 'text'"),
         ([{"role": None, "content": "a"}], "message 1: 'role': expected text, got null"),
         ([{"role": "user", "content": 7}], "message 1: 'content': expected text, got a number"),
