@@ -20,6 +20,7 @@ from threestep.row_forms import EVAL_ROWS, ROWS, held_rows, is_dataset, is_in_me
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.base.user_files import GIVEN
+from training.utils.plugins.objectives import Estimator, PolicyLoss
 from training.utils.plugins.registry import plugin_module
 
 ROWS_FILE = "given_rows"
@@ -142,7 +143,7 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
             plugin_module("callback", "called").check_callback(value)
         if name == REWARD:
             plain[name] = _reward_text(value, address_of)
-        elif callable(value):
+        elif callable(value) or isinstance(value, (Estimator, PolicyLoss)):
             plain[name] = address_of(value, name)
     return plain, functions
 
@@ -233,6 +234,7 @@ def _file_address(function: Any, setting: str) -> str:
 
 
 def _name_of(function: Any) -> str:
+    function = getattr(function, "estimate", getattr(function, "loss", function))
     name = getattr(function, "__name__", type(function).__name__)
     return name if name.isidentifier() else "function"  # a lambda's is <lambda>
 

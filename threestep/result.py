@@ -93,7 +93,7 @@ class Result:
         update: the update within a ppo rollout. held_out: a file of responses. last: number of steps whose rows are
         ranked by their effect on these responses. rules: for example "advantage=rloo". A step that was not recorded is
         run again in FOLDER_explained."""
-        parts = plugin_module("explain", "asked")
+        parts = plugin_module("explain", "asked_step")
         work = self.folder.with_name(f"{self.folder.name}_explained")
         other = parts.AskedRules(tuple(rules))
         asked = parts.AskedStep(self.folder, step, update, last, held_out, other, work=work, trust_run=True)

@@ -106,8 +106,7 @@ class PpoTrainer:
             self.prompt_source.observe(samples, left_out)
 
     def rollouts(self, iteration: int) -> Iterator[tuple[PromptBatch, Rollout]]:
-        """Parts 1 and 2: yield this rank's prompts with their responses, batch by batch; those of the queue, if there
-        is one."""
+        """Parts 1 and 2: yield this rank's prompts with their responses, batch by batch; those of the queue, if any."""
         if self.queue is not None:
             yield from self._from_queue(self.queue, iteration)
             return

@@ -26,6 +26,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import random_state_kept, seed_everything
 from training.utils.engine.ranks import startup
 from training.utils.flags.step import known_steps
+from training.utils.plugins.objectives import Estimator, PolicyLoss
 
 ROWS = [{"prompt": "a", "completion": "b"}]
 
@@ -156,6 +157,11 @@ def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
     threestep.grpo("a/b", "embedded", reward=best)
     threestep.rloo("a/b", "embedded", reward=best, advantage="reinforce++")
     assert "--advantage=grpo" in taken[1][0] and "--advantage=reinforce++" in taken[2][0]
+    mine = Estimator(best, needs_groups=True)
+    threestep.grpo("a/b", "embedded", reward="gsm8k", advantage=mine, policy_loss=PolicyLoss(lambda *_: None))
+    words, functions = taken[3]
+    assert "--advantage=given:best" in words and functions["given:best"] is mine
+    assert "--policy_loss=given:function" in words
 
 
 @pytest.mark.parametrize(

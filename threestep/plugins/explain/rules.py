@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from threestep.plugins.audit.quantities import QUANTITIES
+from threestep.plugins.audit.quantities.step import with_implied
 from threestep.plugins.audit.words import settings_of_words
 from threestep.plugins.explain.forward.model import read_sequences
 from threestep.plugins.explain.shares import model_of, slopes_of
@@ -48,10 +49,7 @@ _CHAIN = (
     "corrections",
     "returns",
 )
-# What an estimator has by default in a run (training.step3_ppo.advantages).
-_BY_GROUP = ("grpo", "grpo_passk")
-_WHITENED = ("gae", "reinforce++", "reinforce++_baseline")
-# And a policy's loss: reduction, lower and upper bound (training.step3_ppo.losses).
+# What a policy's loss has by default in a run: reduction, lower and upper bound (training.step3_ppo.losses).
 _OF_LOSSES = {
     "gspo": ("sequence mean", 3e-4, 4e-4),
     "cispo": ("token mean", 1.0, 4.0),
@@ -93,9 +91,7 @@ class Counterfactual:
 def rule_of(said: str, objective: str) -> OtherRule:
     """Read the words of --with: NAME=VALUE with spaces or commas between, `loss` for the objective's loss."""
     settings = said_settings(said, objective)
-    if "advantage" in settings:
-        norm_by = "group" if settings["advantage"] in _BY_GROUP else "none"
-        settings = {"norm_by": norm_by, "whiten": settings["advantage"] in _WHITENED, **settings}
+    settings = with_implied(settings)
     if "policy_loss" in settings:
         reduction, low, high = _OF_LOSSES.get(settings["policy_loss"], _OF_OTHER_LOSSES)
         settings = {"reduction": reduction, "clip_low": low, "clip_high": high, **settings}

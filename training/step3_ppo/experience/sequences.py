@@ -199,8 +199,7 @@ def training_sequences(
 
 
 def sequences_of_all_ranks(mine: Sequence[TrainingSequence], device: torch.device) -> list[TrainingSequence]:
-    """Return all ranks' sequences in the order of their numbers: any number of ranks makes the same minibatches. A
-    collective."""
+    """All ranks' sequences by their numbers: any number of ranks makes the same minibatches. A collective."""
     if not several_ranks():
         return list(mine)
     return sorted(

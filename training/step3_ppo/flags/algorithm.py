@@ -116,8 +116,7 @@ class Algorithm:
 def selected_algorithm(
     flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mistakes, *, correction: Correction = NO_CORRECTION
 ) -> Algorithm | None:
-    """Look every name up and note flags that do not go together; None where a name is unknown. correction: of the
-    rollouts."""
+    """Look names up, note flags that do not go together; None where a name is unknown. correction: of the rollouts."""
     estimator = mistakes.note(estimator_named, flags.advantage)
     policy_loss = mistakes.note(policy_loss_named, flags.policy_loss)
     known = estimator is not None and policy_loss is not None

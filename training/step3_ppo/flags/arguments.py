@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.utils.base.user_files import either
+from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import either, entry_named, is_address
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.added import flags_of_entries, refuse_flags_of_others
 from training.utils.flags.flags import AutoChoice, flag, flag_of
 from training.utils.generation.arguments import EvaluationArguments, PromptSamplesArguments, SamplingArguments
 from training.utils.generation.table import ENGINES_HELP
+from training.utils.plugins.objectives import Estimator
 from training.utils.rewards.arguments import CheckerArguments
 
 if TYPE_CHECKING:
@@ -132,10 +134,15 @@ class PpoArguments:
 
     @staticmethod
     def defaults_beside(values: Mapping[str, Any]) -> list[AutoChoice]:
-        """The default where the estimator compares a prompt's samples."""
-        estimator = ESTIMATORS.get(values.get("advantage", ""))
-        why = f"--advantage {values['advantage']} compares the responses to a prompt"
-        return [AutoChoice("num_samples_per_prompt", 8, why)] if estimator and estimator.needs_groups else []
+        """The default where the estimator compares a prompt's samples, as a user's own without a critic may."""
+        name: str = values["advantage"]
+        try:
+            own = entry_named("--advantage", name, ESTIMATORS, Estimator)
+        except ThreestepError:  # said where the algorithm is looked up
+            return []
+        compares = own.needs_groups or (is_address(name) and not own.needs_critic)
+        why = f"--advantage {name} {'compares' if own.needs_groups else 'may compare'} the responses to a prompt"
+        return [AutoChoice("num_samples_per_prompt", 8, why)] if compares else []
 
     def __post_init__(self) -> None:
         # DeepSpeed-Chat accumulates gradients over rollouts: a minibatch of several rollouts draws that many.

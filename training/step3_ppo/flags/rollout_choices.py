@@ -33,8 +33,7 @@ def asked_loop(flags: PpoFlags, mistakes: Mistakes) -> AskedLoop | None:
 
 
 def check_loop(loop: AskedLoop | None, given: str, engine: type[RolloutEngine] | None, mistakes: Mistakes) -> None:
-    """Note what the loop does not go with. given: the engine's name; engine: None where it is unknown, which was
-    noted."""
+    """Note what the loop does not go with. given: the engine's name; engine: None where it is unknown, as was noted."""
     if loop is None:
         return
     mistakes.require(
@@ -59,8 +58,7 @@ class RolloutSource:
 
 
 def source_of(flags: PpoFlags) -> RolloutSource:
-    """Return the source of a run's rollouts (`rollout_sources` of plugins). ThreestepError for two flags that name
-    one."""
+    """The source of a run's rollouts (`rollout_sources` of plugins). ThreestepError for two flags that name one."""
     name, place = asked_for("rollout_sources", flags.settings, "rollouts can have only one source")
     return RolloutSource() if place is None else named_object(place)(name, flags.settings[name])
 

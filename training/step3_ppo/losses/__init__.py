@@ -1,5 +1,4 @@
-"""The losses of step 3. The room serves `--policy_loss` and `--loss_aggregation`, by the tables of their names. Cheap
-to import."""
+"""The losses of step 3, by the tables of names for `--policy_loss` and `--loss_aggregation`. Cheap to import."""
 
 from __future__ import annotations
 

@@ -133,6 +133,5 @@ def sequence_mean(counted_M: torch.Tensor, sequence_M: torch.Tensor, totals: Ste
 
 
 def sequence_sum_norm(counted_M: torch.Tensor, sequence_M: torch.Tensor, totals: StepTotals) -> torch.Tensor:
-    """mean over sequences of the sum over their tokens / the longest response there can be (Dr. GRPO, Liu et al.
-    2025)."""
+    """mean over sequences of the sum over their tokens / the longest possible response (Dr. GRPO, Liu et al. 2025)."""
     return counted_M / totals.longest_tokens / max(totals.sequences, 1.0)

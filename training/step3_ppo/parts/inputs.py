@@ -65,8 +65,7 @@ def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
 
 
 def share_style(tokenizers: Tokenizers, chat: ChatArguments, ranks: Ranks) -> str:
-    """Save the actor's prompt style with the critic too; return its name. A reward model of another style is a
-    warning."""
+    """Save the actor's prompt style with the critic; return its name. A reward model of another style is a warning."""
     style = saved_style(tokenizers.actor)
     assert style is not None  # the run has adopted one
     if tokenizers.critic is not None:

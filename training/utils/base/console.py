@@ -106,8 +106,7 @@ def ends_with_its_reader() -> Iterator[None]:
 
 
 def _drop_unread_output() -> bool:
-    """True if standard output is a pipe without a reader; what is left of it is dropped, at the interpreter's end
-    too."""
+    """True if standard output is a pipe without a reader; the rest of it is dropped, also at the interpreter's end."""
     try:
         output = sys.stdout.fileno()
     except (OSError, ValueError):  # of a test or a notebook

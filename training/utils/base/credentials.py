@@ -103,8 +103,7 @@ def lend(values: Any, environment: MutableMapping[str, str]) -> None:
 
 
 def restored(text: str, environment: Mapping[str, str]) -> str | None:
-    """Return the whole address for a redacted one, and any other text as it is; None where the environment does not
-    have it."""
+    """Return the whole address for a redacted one, other text as it is; None if the environment does not have it."""
     if not _lacks_credentials(text):
         return text
     reader, plain = _reader_of(text)

@@ -21,8 +21,7 @@ MOST_YAML_VALUES = 100_000  # of a text whose aliases are written out
 
 
 class HashedFile(io.BufferedWriter):
-    """A new file with the `size_bytes`, `sha256` and `xxh3` of what was written so far. Its OSErrors carry the file's
-    name."""
+    """A new file with the `size_bytes`, `sha256` and `xxh3` of what was written; its OSErrors carry the file's name."""
 
     def __init__(self, path: str) -> None:
         super().__init__(io.FileIO(path, "w"), buffer_size=2**20)
@@ -231,8 +230,7 @@ def flush_to_disk(path: str | Path) -> None:
 
 
 def try_lock(path: str) -> int | None:
-    """Lock a file, made if missing. Return a handle that holds the lock until it is closed; None if another process
-    holds it."""
+    """Lock a file, made if missing. Return a handle that holds the lock until it is closed; None if another has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -120,8 +120,7 @@ class CheckpointFolder:
         return None, problems
 
     def prune(self, newest: int, keep_last: int, others: Collection[int | None] = ()) -> None:
-        """Keep the last `keep_last` (0: all) up to step `newest`, and `others`; none after them: those were
-        abandoned."""
+        """Keep the last `keep_last` (0: all) up to step `newest`, and `others`; later ones were abandoned."""
         steps = self.steps()
         last = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
         for step in steps:

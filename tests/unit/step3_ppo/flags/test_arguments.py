@@ -64,16 +64,24 @@ def test_whether_a_batch_divides(given, divides):
         ([], 1),
         (["--advantage", "rloo"], 8),
         (["--advantage", "grpo", "--num-samples-per-prompt=4"], 4),
-        (["--advantage", "grpo", "--config={}"], 2),
-        (["--advantage", "own.py:mine"], 1),
+        (["--advantage", "grpo", "--config={}/run.yaml"], 2),
+        (["--advantage", "missing.py:mine"], 1),
+        (["--advantage", "{}/own.py:plain"], 8),
+        (["--advantage", "{}/own.py:grouped"], 8),
+        (["--advantage", "{}/own.py:grouped", "--config={}/run.yaml"], 2),
+        (["--advantage", "{}/own.py:of_critic"], 1),
     ],
 )
 def test_estimators_of_groups_have_another_default(words, samples, tmp_path, capsys):
     (tmp_path / "run.yaml").write_text("num_samples_per_prompt: 2\n", encoding="utf-8")
-    words = [word.format(tmp_path / "run.yaml") for word in words]
+    own = "from training.utils.plugins.objectives import Estimator\ndef plain(inputs, settings): ...\n"
+    own += "grouped = Estimator(plain, needs_groups=True)\nof_critic = Estimator(plain, needs_critic=True)\n"
+    (tmp_path / "own.py").write_text(own, encoding="utf-8")
+    words = [word.format(tmp_path) for word in words]
     groups = parse_arguments([PpoArguments, AlgorithmArguments], words, "")
     assert resolved_settings(groups)["num_samples_per_prompt"] == samples
-    said = "auto: --num_samples_per_prompt 8 (--advantage rloo compares the responses to a prompt)\n"
+    does = "may compare" if words[-1:] and words[-1].endswith(":plain") else "compares"
+    said = f"auto: --num_samples_per_prompt 8 (--advantage {''.join(words[-1:])} {does} the responses to a prompt)\n"
     assert capsys.readouterr().out == (said if samples == 8 else "")
 
 

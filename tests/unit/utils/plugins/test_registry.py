@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -170,3 +172,17 @@ def test_hooks_come_after_those_of_plugins_that_are_needed(monkeypatch):
     monkeypatch.setattr(registry, "plugins", lambda: found)
     assert [hook.__name__ for hook in registry.hooks("at_end")] == ["join", "basename", "exists", "isdir"]
     assert registry.hooks("at_start") == []
+
+
+def _named_modules() -> list[tuple[str, str]]:
+    """The plugin and the module of every literal plugin_module(PLUGIN, MODULE)."""
+    files = [path for folder in ("threestep", "training") for path in (ROOT / folder).rglob("*.py")]
+    calls = (each for path in files for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    named = (call.args for call in calls if isinstance(call, ast.Call) and "plugin_module" in ast.unparse(call.func))
+    constants = ([part.value for part in args if isinstance(part, ast.Constant)] for args in named)
+    return sorted({(str(found[0]), str(found[1])) for found in constants if len(found) == 2})
+
+
+@pytest.mark.parametrize(("plugin", "module"), _named_modules())
+def test_a_plugin_has_the_modules_that_are_named(plugin, module):
+    assert importlib.util.find_spec(f"{registry.GROUP}.{plugin}.{module}") is not None

@@ -253,8 +253,11 @@ def _of_mismatch(mismatch: MismatchSettings) -> dict[str, Any]:
     }
 
 
-def _norm(settings: ExperienceSettings) -> str:
-    """Whose standard deviation divides the advantages: by default GRPO's group, and nobody's of RLOO."""
+def _norm(settings: ExperienceSettings) -> str | None:
+    """Whose standard deviation divides the advantages: by default GRPO's group, and nobody's of RLOO. None: unknown,
+    of an estimator from a file."""
+    if settings.estimator not in ESTIMATORS.values():
+        return None
     usual = "group" if settings.estimator in (ESTIMATORS["grpo"], ESTIMATORS.get("grpo_passk")) else "none"
     if not settings.estimator.norms:
         return "none"

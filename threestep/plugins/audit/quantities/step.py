@@ -36,12 +36,27 @@ class LackingError(LookupError):
     """The record lacks a part; the judge names it."""
 
 
+# What a named estimator has where nothing else is said: GRPO's group divides, and nothing divides for others.
+_BY_GROUP = ("grpo", "grpo_passk")
+_WHITENED = ("gae", "reinforce++", "reinforce++_baseline")
+
+
+def with_implied(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, and before them what their estimator implies."""
+    if "advantage" not in settings:
+        return dict(settings)
+    norm_by = "group" if settings["advantage"] in _BY_GROUP else "none"
+    return {"norm_by": norm_by, "whiten": settings["advantage"] in _WHITENED, **settings}
+
+
 class AuditedStep:
     """A record. settings: those of the record, and over them the user's."""
 
     def __init__(self, record: StepRecord, settings: Mapping[str, Any] | None = None) -> None:
         self.head = record.head
-        self.settings = {**record.head.settings, **(settings or {})}
+        own, said = record.head.settings, settings or {}
+        is_other = said.get("advantage") != own.get("advantage")
+        self.settings = {**with_implied(own), **(with_implied(said) if is_other else said)}
         self._ranks, self._state = record.ranks, record.state
         self._joined: dict[str, np.ndarray] = {}
         self._replaced: dict[str, np.ndarray] = {}

@@ -195,7 +195,8 @@ def test_an_advantage_brings_its_defaults_which_are_those_of_a_run():
     assert rule_of("advantage=rloo", "policy").settings == {"advantage": "rloo", "norm_by": "none", "whiten": False}
     assert rule_of("advantage=grpo, norm_by=batch", "policy").settings["norm_by"] == "batch"
     assert rule_of("reduction=sequence_mean", "sft").settings == {"reduction": "sequence mean"}
-    from threestep.plugins.explain.rules import _BY_GROUP, _OF_LOSSES, _OF_OTHER_LOSSES, _WHITENED
+    from threestep.plugins.audit.quantities.step import _BY_GROUP, _WHITENED
+    from threestep.plugins.explain.rules import _OF_LOSSES, _OF_OTHER_LOSSES
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.losses import POLICY_LOSSES
 

@@ -54,6 +54,22 @@ def test_verl(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize(
+    ("recorded", "said", "scale"),
+    [
+        ({"advantage": "grpo"}, {}, 0.5**0.5),
+        ({"norm_by": "none"}, {"advantage": "grpo"}, 0.5**0.5),  # of an estimator of the user's own
+        ({"advantage": "grpo", "norm_by": "none"}, {"advantage": "grpo"}, 0.5),  # Dr. GRPO
+        ({"advantage": "grpo"}, {"advantage": "rloo"}, 1.0),
+    ],
+)
+def test_an_estimator_implies_its_norm(recorded, said, scale):
+    group = scale * torch.tensor([[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
+    record = verl_record(batch(advantages=group), {**recorded, "kl_in": "none"})
+    findings = {finding.name: finding for finding in judge(AuditedStep(record, said))}
+    assert findings["rollout_advantages"].state == AGREES, verdict([*findings.values()])
+
+
 def test_a_wrong_group_of_verl_is_named(tmp_path: Path):
     group = torch.tensor([[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # the denominator n
     write_record(tmp_path, verl_record(batch(advantages=group), GROUPS))
