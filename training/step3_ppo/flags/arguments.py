@@ -80,9 +80,7 @@ class PpoArguments:
     )
     rollout_engine: str = flag_of(SamplingArguments, f"Engine that generates the responses: {ENGINES_HELP}.")
     temperature: float = flag_of(
-        SamplingArguments,
-        "Sampling temperature of the rollouts and of the trained policy.",
-        takes="temperature > 0",
+        SamplingArguments, "Sampling temperature of the rollouts and of the trained policy.", takes="temperature > 0"
     )
     top_k: int = flag_of(SamplingArguments)
     top_p: float = flag_of(SamplingArguments)
@@ -124,8 +122,7 @@ class PpoArguments:
         topic="log",
     )
     report_mfu: bool = flag_of(
-        EngineArguments,
-        "Report train/mfu, the share of this machine's measured matmul rate that updates achieve.",
+        EngineArguments, "Report train/mfu, the share of this machine's measured matmul rate that updates achieve."
     )
     per_device_eval_batch_size: int = flag_of(
         EngineArguments, "Prompts per evaluation rollout on each rank.", default=64, takes="prompts >= 1"

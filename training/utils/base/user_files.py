@@ -127,7 +127,9 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise ThreestepError(f"{flag}: '{path}' does not load: {type(error).__name__}: {error}") from error
+        lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == real_path]
+        where = f" (line {lines[-1]})" if lines else ""
+        raise ThreestepError(f"{flag}: '{path}' does not load: {type(error).__name__}: {error}{where}") from error
     _loaded[real_path] = module
     return module
 
@@ -174,7 +176,7 @@ def either(names: Iterable[str]) -> str:
 
 
 def check_signature(function: Callable[..., Any], flag: str, given: str, parameters: Sequence[str]) -> None:
-    """Raise ThreestepError if a user's function cannot be called with these arguments, by position."""
+    """Raise ThreestepError if a user's function or class cannot be called with these arguments, by position."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # some built-in functions have none
@@ -183,5 +185,6 @@ def check_signature(function: Callable[..., Any], flag: str, given: str, paramet
         signature.bind(*parameters)
     except TypeError as error:
         raise ThreestepError(
-            f"{flag} expects a function of ({', '.join(parameters)}), got '{given}', which takes {signature}: {error}"
+            f"{flag} expects a {'class' if isinstance(function, type) else 'function'} of ({', '.join(parameters)}), "
+            f"got '{given}', which takes {signature}: {error}"
         ) from error

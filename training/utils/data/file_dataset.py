@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
-from training.utils.base.user_files import call_user
+from training.utils.base.user_files import call_user, check_signature
 from training.utils.data.files.columns import FileRow, column_names, kind_of
 from training.utils.data.files.content import is_remote
 from training.utils.data.files.json_rows import nulls_sentence
@@ -33,7 +33,7 @@ from training.utils.data.formats.messages import (
 )
 from training.utils.data.formats.records import Record, TreeRows, holds_trees, read_mark, value_of
 from training.utils.data.raw_dataset import PromptRawDataset, Recognition
-from training.utils.data.registry import find_dataset, load_dataset_module
+from training.utils.data.registry import find_dataset, load_dataset_module, where
 from training.utils.flags.added import advice
 
 if TYPE_CHECKING:
@@ -259,6 +259,8 @@ def create_raw_dataset(name: str, source: SourceArguments, cache_dir: str, seed:
     dataset = find_dataset(name)
     if isinstance(dataset, str):
         return FileDataset(name, columns_of(source), source.data_format, cache_dir)
+    place = f"{where(dataset)}, line {getattr(getattr(dataset.__init__, '__code__', None), 'co_firstlineno', '?')}"
+    check_signature(dataset, f"--data_path {name}", place, ("output_path", "seed", "local_rank", "dataset_name"))
     return call_user(dataset, cache_dir, seed, 0, name)
 
 

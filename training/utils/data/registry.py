@@ -30,22 +30,30 @@ _BY_BEGINNING = {name: address for name, address in _ADDED.items() if name.endsw
 
 _classes: dict[str, type[PromptRawDataset]] = {}
 
+_BASE = "from threestep.training.utils.data.raw_dataset import PromptRawDataset"
+_SPLIT = "from threestep.training.utils.data.data_utils import get_raw_dataset_split_index"
+
 DatasetClass = TypeVar("DatasetClass", bound=type[PromptRawDataset])
 
 
 def register_dataset(*names: str) -> Callable[[DatasetClass], DatasetClass]:
     """Class decorator: register a PromptRawDataset subclass under one or more names.
 
-    Raises ThreestepError where another class has the name. The same class from the same file may be registered twice
-    (its module was imported under two names); the later one wins.
+    Raises ThreestepError for any other class, and where another one has the name. The same class from the same file may
+    be registered twice (its module was imported under two names); the later one wins.
     """
 
     def register(dataset_class: DatasetClass) -> DatasetClass:
+        if not issubclass(dataset_class, PromptRawDataset):
+            raise ThreestepError(
+                f"@register_dataset expects a subclass of Threestep's PromptRawDataset, got {where(dataset_class)}; "
+                f"delete a PromptRawDataset of that file's own, and import `{_BASE}`"
+            )
         for name in names:
             known = _classes.get(name)
-            if known is not None and _where(known) != _where(dataset_class):
+            if known is not None and where(known) != where(dataset_class):
                 raise ThreestepError(
-                    f"two dataset classes are registered as '{name}': {_where(known)} and {_where(dataset_class)}; "
+                    f"two dataset classes are registered as '{name}': {where(known)} and {where(dataset_class)}; "
                     "rename one of them"
                 )
             _classes[name] = dataset_class
@@ -54,7 +62,8 @@ def register_dataset(*names: str) -> Callable[[DatasetClass], DatasetClass]:
     return register
 
 
-def _where(dataset_class: type) -> str:
+def where(dataset_class: type) -> str:
+    """The class's name and its file."""
     try:
         source = os.path.realpath(inspect.getfile(dataset_class))
     except (TypeError, OSError):
@@ -71,9 +80,16 @@ def registered_names() -> list[str]:
 
 def load_dataset_module(path: str) -> ModuleType:
     """Run a Python file that registers datasets, once. Its relative imports are those of training/utils/data."""
-    module = load_module(path, "--dataset_module", package=loaded_name("training.utils.data"))
-    own = [each for each in PromptRawDataset.__subclasses__() if each.__module__ == module.__name__]
-    if own and not set(map(_where, own)) & set(map(_where, _classes.values())):
+    try:
+        module = load_module(path, "--dataset_module", package=loaded_name("training.utils.data"))
+    except ThreestepError as refusal:
+        if "No module named 'dschat" not in str(refusal):
+            raise
+        raise ThreestepError(f"{refusal}; import `{_BASE}` and `{_SPLIT}` instead") from refusal
+    defined = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+    own = [each for each in defined if hasattr(each, "get_train_data") or hasattr(each, "get_chosen")]
+    own.sort(key=lambda each: each.__name__ == PromptRawDataset.__name__)
+    if own and not set(map(where, own)) & set(map(where, _classes.values())):
         raise ThreestepError(
             f"--dataset_module: '{path}' registers no dataset; add above class {own[0].__name__}: `from threestep."
             'training.utils.data.registry import register_dataset` and `@register_dataset("mine")` (--data_path mine)'

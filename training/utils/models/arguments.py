@@ -61,8 +61,7 @@ class ModelArguments:
         topic="memory",
     )
     freeze_vision_tower: bool = flag(
-        ModelSettings.freeze_vision_tower,
-        "Image-text models: freeze the vision tower, except for its projector.",
+        ModelSettings.freeze_vision_tower, "Image-text models: freeze the vision tower, except for its projector."
     )
     freeze_projector: bool = flag(
         ModelSettings.freeze_projector,

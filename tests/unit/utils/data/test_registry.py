@@ -112,6 +112,57 @@ def test_a_class_without_the_decorator_is_named(tmp_path):
     assert re.match(said + '`@register_dataset."mine".` .--data_path mine.$', sentence)
 
 
+DEEPSPEED_CHATS = """
+from threestep.training.utils.data.registry import register_dataset
+
+class PromptRawDataset(object):
+    def __init__(self, output_path, seed, local_rank, dataset_name): ...
+    def get_train_data(self): ...
+
+@register_dataset("custom")
+class Custom(PromptRawDataset): ...
+"""
+BASE = "from threestep.training.utils.data.raw_dataset import PromptRawDataset"
+
+
+def test_a_class_of_deepspeed_chats_own_base_is_refused(tmp_path):
+    path = tmp_path / "raw_datasets.py"
+    path.write_text(DEEPSPEED_CHATS)
+    with pytest.raises(ThreestepError) as caught:
+        load_dataset_module(str(path))
+    assert str(caught.value) == (
+        f"@register_dataset expects a subclass of Threestep's PromptRawDataset, got Custom in {path}; delete a "
+        f"PromptRawDataset of that file's own, and import `{BASE}`"
+    )
+    path.write_text(DEEPSPEED_CHATS.replace('@register_dataset("custom")\n', ""))
+    with pytest.raises(ThreestepError, match="registers no dataset; add above class Custom: `from threestep"):
+        load_dataset_module(str(path))
+
+
+def test_an_import_of_dschat_is_named_with_its_line_and_what_to_write(tmp_path):
+    path = tmp_path / "acme.py"
+    path.write_text("import os\nfrom dschat.utils.data.raw_datasets import PromptRawDataset\n")
+    with pytest.raises(ThreestepError) as caught:
+        load_dataset_module(str(path))
+    assert str(caught.value) == (
+        f"--dataset_module: '{path}' does not load: ModuleNotFoundError: No module named 'dschat' (line 2); import "
+        f"`{BASE}` and `from threestep.training.utils.data.data_utils import get_raw_dataset_split_index` instead"
+    )
+
+
+def test_a_constructor_of_more_arguments_is_refused_with_those_that_are_passed(tmp_path, flags):
+    path = tmp_path / "local_json.py"
+    takes = "output_path, seed, local_rank, dataset_name, chat_path"
+    path.write_text(OWN_MODULE + f"    def __init__(self, {takes}): ...\n")
+    with pytest.raises(ThreestepError) as caught:
+        raw_dataset_of("custom", flags(data_path=["custom"], dataset_module=[str(path)]), seed=7)
+    assert str(caught.value) == (
+        "--data_path custom expects a class of (output_path, seed, local_rank, dataset_name), got 'Custom in "
+        f"{path}, line 12', which takes ({takes}): missing a required "
+        "argument: 'chat_path'"
+    )
+
+
 @pytest.mark.needs_plugin("embedded")
 def test_one_class_under_two_names():
     @register_dataset("first", "second")
@@ -254,7 +305,10 @@ class AcmePairs(PromptRawDataset):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("local_rank, dataset_name):", "local_rank, dataset_name, chat_path):"), r"\.__init__\(\) missing 1 required"),
+        (
+            ("local_rank, dataset_name):", "local_rank, dataset_name, chat_path):"),
+            "missing a required argument: .chat_path",
+        ),
         (("super()", "open('/nowhere'); super()"), "raised FileNotFoundError: .*nowhere.*acme_pairs.py, line"),
         (
             ("return self.part(0)", "return self.rows"),

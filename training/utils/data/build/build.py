@@ -194,7 +194,8 @@ def warnings_of(kind: RowKind, flags: RowArguments, report: BuildReport) -> Iter
     for name, split in splits:
         for note, remedy in {**UNREAD_REMEDIES, _TRAINED: "remove them from the training rows"}.items():
             if note in split.noted:
-                yield f"{split.noted[note]:,} {name} rows: {note}; {remedy}"
+                are = " are" if note == _TRAINED else ":"
+                yield f"{split.noted[note]:,} {name} rows{are} {note}; {remedy}"
 
 
 def _parts_of_rows(

@@ -102,13 +102,7 @@ def _folder(cache_dir: str, name: str, fingerprint: str) -> str:
 
 
 def open_or_build(
-    cache_dir: str,
-    name: str,
-    parts: dict[str, str],
-    build: Callable[[str], dict[str, Any]],
-    *,
-    rebuild: bool,
-    log: Log,
+    cache_dir: str, name: str, parts: dict[str, str], build: Callable[[str], dict[str, Any]], *, rebuild: bool, log: Log
 ) -> CachedFolder:
     """Open the folder that was built from `parts`, or build it: of several processes that call at once, one does.
 

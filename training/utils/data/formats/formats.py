@@ -296,7 +296,7 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
         f"{begin}no format{nearest_format(kinds, needs)}; expected the columns of one of these: {known}; or name your "
         "own columns: questions and answers with --data_format question_answer --prompt_column Q --chosen_column A, "
         "text to use as stored with --prompt_column, --chosen_column and --rejected_column, other data with "
-        "--messages_column or --text_column"
+        "--messages_column or --text_column, or your own class with --dataset_module"
     )
 
 

@@ -56,14 +56,10 @@ class ChatArguments:
     )
     chat_template: str | None = flag(None, "File with a Jinja chat template; default: the tokenizer's own.", "file")
     chat_template_kwargs: str | None = flag(
-        None,
-        "Extra variables for the chat template, as a JSON object, such as '{\"enable_thinking\": false}'.",
-        "json",
+        None, "Extra variables for the chat template, as a JSON object, such as '{\"enable_thinking\": false}'.", "json"
     )
     train_turns: str = flag(
-        "all",
-        "Step 1 with a chat template: train on 'all' assistant turns or only on the 'last'.",
-        choices=TRAIN_TURNS,
+        "all", "Step 1 with a chat template: train on 'all' assistant turns or only on the 'last'.", choices=TRAIN_TURNS
     )
     bad_conversations: str = flag(
         "error",

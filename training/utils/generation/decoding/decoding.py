@@ -206,11 +206,7 @@ class Decoding:
         return logits_AV
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        mask: Any,
-        position_ids: torch.Tensor,
-        of_media: Mapping[str, Any] | None = None,
+        self, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor, of_media: Mapping[str, Any] | None = None
     ) -> torch.Tensor:
         """Return the logits [A, V] of the last position. mask: as the family's forward takes it. of_media: further
         arguments of prompts with media."""

@@ -61,7 +61,7 @@ def test_evaluation_rows_that_are_trained_on_are_a_warning(build, write_rows, tm
     address = f"jsonl:{Path(write_rows(many(PAIR, 12)[7:], 'data/test.jsonl')).parent}"
     built = build(1, data_path=[address], log=said.append)
     assert (len(built.train), len(built.eval)) == (9, 5)
-    assert "warning: 2 evaluation rows: also trained on; remove them from the training rows" in said
+    assert "warning: 2 evaluation rows are also trained on; remove them from the training rows" in said
     # Carved from rows that repeat each other: a count.
     build(1, many(PAIR, 9) * 2, eval_fraction=0.3, log=(other := list[str]()).append)
     assert any(", 3 equal to a training row, none dropped" in line for line in other), other

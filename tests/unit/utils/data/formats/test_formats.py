@@ -231,7 +231,7 @@ def test_no_format_fits():
     assert str(caught.value).endswith(
         "or name your own columns: questions and answers with --data_format question_answer --prompt_column Q "
         "--chosen_column A, text to use as stored with --prompt_column, --chosen_column and --rejected_column, "
-        "other data with --messages_column or --text_column"
+        "other data with --messages_column or --text_column, or your own class with --dataset_module"
     )
 
 
