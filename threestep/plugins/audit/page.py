@@ -21,6 +21,9 @@ _OWN_STYLE = """
 .right { border-left: 4px solid var(--good); color: var(--good); background: none; }
 td.differs { color: var(--bad); } td.agrees { color: var(--good); }
 td small { display: block; color: var(--soft); font-size: 13px; min-width: 130px; }
+@media (max-width: 600px) { .scroll tbody { display: block; }
+  .scroll tr { display: grid; grid-template-columns: repeat(3, 1fr); border-bottom: 1px solid var(--grid); }
+  .scroll td, .scroll th { border: 0; } .scroll tr > :first-child { grid-column: 1 / -1; } }
 """
 
 

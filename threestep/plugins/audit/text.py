@@ -60,7 +60,7 @@ def _reason(head: RecordHead, lacks: str) -> str:
 def meaning(name: str) -> str:
     """A quantity in words."""
     field = TENSORS.get(name)
-    return field.meaning if field else FIGURES.get(name) or STATES.get(f"{name}.", "")
+    return (field.meaning if field else FIGURES.get(name) or STATES.get(f"{name}.", "")).replace("`", "")
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -70,10 +70,22 @@ def verdict(findings: Sequence[Finding]) -> str:
         judged = sum(finding.state == AGREES for finding in findings)
         if not judged:
             return "nothing is judged: the record lacks what every quantity is computed from"
-        return f"no difference: {judged} of {len(findings)} quantities are judged, and all agree with their references"
+        counts = f"{judged} of {len(findings)} quantities are judged"
+        return f"no difference: {counts}, and all agree with their references{_apart(findings)}"
     difference = wrong.difference
     words = f"the first wrong quantity is {wrong.name}: {_numbers(wrong.name, difference)}; {_cause(difference)}"
     return words if difference.causes else words + _of_another(findings)
+
+
+def _apart(findings: Sequence[Finding]) -> str:
+    """The quantity that is farthest from its reference, by a difference that is seen: rounding in its dtype allows
+    it."""
+    known = [(finding, *finding.farthest) for finding in findings if finding.farthest and finding.name not in MARKS]
+    seen = [(abs(recorded - right), finding, may) for finding, recorded, right, may in known if math.isfinite(may)]
+    distance, finding, may = max(seen, key=lambda each: each[0], default=(0.0, None, 0.0))
+    if finding is None or distance < _SEEN:
+        return ""
+    return f"; rounding allows the largest difference, {distance:.2g} of {finding.name} (allowed: {may:.2g})"
 
 
 def _of_another(findings: Sequence[Finding]) -> str:
@@ -92,6 +104,7 @@ def _cause(difference: Difference) -> str:
     return f"cause: {first}{also}"
 
 
+_SEEN = 1e-3  # a difference that the first sentence speaks of
 _FARTHEST = ("recorded", "right", "allowed")
 
 

@@ -21,23 +21,31 @@ _STYLE = """
 
 
 def page(
-    title: str, figures: Mapping[str, Any], models: Sequence[str], samples: Sequence[Mapping[str, Any]], *, folder: Path
+    title: str,
+    figures: Mapping[str, Any],
+    models: Sequence[str],
+    samples: Sequence[Mapping[str, Any]],
+    *,
+    folder: Path,
+    settings: Mapping[str, Any],
 ) -> str:
     """samples: each with a `prompt`, `answers` and `scores` (one per model), and a `ground_truth` or None. An answer
-    that alone has the highest score is highlighted. folder: of the media of samples."""
+    that alone has the highest score is highlighted. folder: of the media of samples. settings: how the answers
+    were drawn and scored."""
     several = len(models) > 1
     boxes = tiles([(_label(name, figures), str(value).replace("95 % from", "95%:")) for name, value in figures.items()])
     names = [
         (f"{'AB'[place]}{', the baseline' if place else ''}" if several else "model", name)
         for place, name in enumerate(models)
     ]
+    of_run = [(name.replace("_", " "), str(value)) for name, value in settings.items() if value is not None]
     said = _label(title, {})
     said = escape(said[0].upper() + said[1:])
     media = _media(folder, samples)
     body = "".join(_sample(place, *both) for place, both in enumerate(zip(samples, media, strict=True), start=1))
     return document(
         title,
-        f'<header><h1>{said}</h1></header><main><div class="card">{table([], names)}</div>'
+        f'<header><h1>{said}</h1></header><main><div class="card">{table([], [*names, *of_run])}</div>'
         f'<p class="soft above">{_ABOUT}</p>{boxes}'
         f"<section><h2>Responses</h2>{body}</section></main>"
         "<footer>Written by threestep evaluate.</footer>",

@@ -215,7 +215,10 @@ def write(
     plain = {name: asdict(value) if isinstance(value, Figure) else value for name, value in figures.items()}
     data_path = flags.data.source.data_path
     setting: dict[str, Any] = {"models": list(paths), "data_path": data_path, "split": flags.evaluation.split}
-    shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in figures.items()}
+    shown = {
+        name: f"{value:.3f}".removesuffix(".000") if isinstance(value, float) else str(value)
+        for name, value in figures.items()
+    }
     files = {}
     of_forms, of_rows = resolved_settings([flags.data.forms]), defaults_of([RowFlags])
     if samples is not None:
@@ -228,7 +231,9 @@ def write(
         }
         setting["reward_model"] = flags.evaluation.reward_model
         lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-        html = page(f"{task} on {' '.join(data_path)}", shown, paths, samples, folder=folder.path)
+        told = {name: setting[name] for name in ("reward", "reward_model", "split", "temperature", "seed")}
+        title = f"{task} on {' '.join(data_path)}"
+        html = page(title, shown, paths, samples, folder=folder.path, settings=told)
         files = {f"{task}.jsonl": lines, f"{task}.html": html}
     folder.write_json(f"{task}.json", {"task": task, **setting, **plain})
     for name, text in files.items():

@@ -31,9 +31,10 @@ _STYLE = """
 .gradio-container { padding: 8px 8px 130px !important; }
 #title h1 { font-size: 20px; margin: 4px 2px; overflow-wrap: anywhere; }
 #columns > * { min-width: min(100%, 300px) !important; height: calc(100vh - 290px); min-height: 220px; }
-#asking { position: fixed; left: 0; right: 0; bottom: 0; z-index: 5; padding: 8px; gap: 6px; width: auto;
+#asking { position: fixed; left: 0; right: 0; bottom: 0; z-index: 100; padding: 8px; gap: 6px; width: auto;
   background: var(--body-background-fill); border-top: 1px solid var(--border-color-primary); }
 #asking button { min-width: 0; }
+@media (max-width: 640px) { #columns > :nth-child(n):not(:only-child) { height: calc(50vh - 150px); min-height: 200px; } }
 """
 _SEED = "seed"
 
@@ -99,8 +100,8 @@ def build_page(new_talk: Callable[[], Talk]) -> Any:
                 stop = gradio.Button("Stop", size="sm")
                 sees = all(model.reads is not None for model in first.models)
                 picture = gradio.UploadButton("Picture", file_types=["image"], size="sm", visible=sees)
-                retry = gradio.Button("Again", size="sm")
-                reset = gradio.Button("New", size="sm")
+                retry = gradio.Button("Answer again", size="sm")
+                reset = gradio.Button("New conversation", size="sm")
 
         def submit(line: str, talk: Talk | None) -> Iterator[list[Any]]:
             talk = new_talk() if talk is None else talk

@@ -59,7 +59,7 @@ TENSORS = {
     "logprob_sums": RecordField(
         "S", "f", "the log-probability of each response; tokens beyond the shortest have the weight `ld_alpha`"
     ),
-    "ref_logprob_sums": RecordField("S", "f", "the same of the reference"),
+    "ref_logprob_sums": RecordField("S", "f", "the log-probability of each response by the reference"),
     "chosen": RecordField("P", "i", "the better sequence of each pair, an index into this rank's"),
     "rejected": RecordField("P", "i", "the worse sequence of each pair"),
     "pair_weights": RecordField("P", "f", "each pair's weight; absent: 1"),

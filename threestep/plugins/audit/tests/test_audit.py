@@ -15,13 +15,13 @@ from safetensors.numpy import save_file
 
 from threestep.plugins.audit import __main__ as program
 from threestep.plugins.audit.flags import RecordingArguments, check, step_needs
-from threestep.plugins.audit.judge import DIFFERS, NOT_JUDGED, Difference, Finding
+from threestep.plugins.audit.judge import AGREES, DIFFERS, NOT_JUDGED, Difference, Finding
 from threestep.plugins.audit.reading import read_settings, read_tensors
 from threestep.plugins.audit.recording.files import RecordHead, write_record
 from threestep.plugins.audit.tests.audited_steps import record_of
 from threestep.plugins.audit.tests.plain_faults import FAULTS
 from threestep.plugins.audit.tests.plain_trainer import Setup
-from threestep.plugins.audit.text import not_judged, verdict
+from threestep.plugins.audit.text import meaning, not_judged, verdict
 from threestep.plugins.audit.words import settings_of_words
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.added import added_flags
@@ -50,6 +50,16 @@ def test_a_right_step(written, capsys):
     states = {line.split()[0]: line.split()[1] for line in lines}
     assert (states["loss_mask"], states["logprobs"]) == ("agrees", "agrees")
     assert re.fullmatch(r"no difference: \d+ of \d+ quantities are judged, and all agree with their references", last)
+
+
+def test_a_difference_that_rounding_allows_is_named():
+    findings = [Finding("logprobs", AGREES, 9, farthest=(-7.5, -7.461, 0.85)), Finding("loss", AGREES, 1)]
+    findings += [Finding("rollout_old_logprobs", AGREES, 9, farthest=(1.0, 3.0, math.inf))]
+    assert verdict(findings).endswith(
+        "references; rounding allows the largest difference, 0.039 of logprobs (allowed: 0.85)"
+    )
+    assert "rounding" not in verdict(findings[1:])
+    assert meaning("logprob_sums").endswith(" ld_alpha") and "reference" in meaning("ref_logprob_sums")
 
 
 def test_a_wrong_step_ends_with_1_and_has_a_page_and_json_has_the_same(written, tmp_path, capsys):

@@ -259,7 +259,7 @@ def test_the_page(tmp_path):
         {"prompt": "c", "answers": ["1", "2"], "scores": [0.5, 0.5], "ground_truth": None},
     ]
     figures = {"win_rate": "0.5 (95 % from 0.4 to 0.6)", "reward": "1", "baseline_reward": "2"}
-    text = page("win_rate", figures, ["A", "B"], samples, folder=tmp_path)
+    text = page("win_rate", figures, ["A", "B"], samples, folder=tmp_path, settings={})
     assert all(f">{words}<" in text for words in ("Win rate", "reward (A)", "reward (B)", "95%: 0.4 to 0.6"))
     assert "<script>" not in text and "&lt;script&gt;x&lt;/script&gt;" in text and "a &lt; b?" in text
     assert text.count('class="answer best"') == 1  # a tie marks none
@@ -271,8 +271,8 @@ def test_pictures_stand_below_the_prompt_until_the_page_has_enough(tmp_path, mon
     (tmp_path / "sample_pictures").mkdir()
     (tmp_path / "sample_pictures" / f"{'c' * 64}.png").write_bytes(b"a picture")
     sample = {"prompt": "p", "images": ["c" * 64], "answers": ["1"], "scores": [1.0], "ground_truth": None}
-    text = page("reward", {}, ["A"], [sample, sample], folder=tmp_path)
+    text = page("reward", {}, ["A"], [sample, sample], folder=tmp_path, settings={})
     assert text.count('<img src="data:image/png;base64,YSBwaWN0dXJl" alt="image 1 of 1">') == 2
     monkeypatch.setattr(pairs_page, "_MOST_BYTES", 10)
-    text = page("reward", {}, ["A"], [sample, sample], folder=tmp_path)
+    text = page("reward", {}, ["A"], [sample, sample], folder=tmp_path, settings={})
     assert text.count("<img") == 1 and text.count("1 image not shown") == 1

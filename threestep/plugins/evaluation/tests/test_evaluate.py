@@ -48,6 +48,8 @@ def test_win_rate_by_a_reward_model(flags, tmp_path, capsys):
     assert found["reward_gain"]["value"] == pytest.approx(sum(gains) / 4)
     assert found["wins"] == sum(gain > 0 for gain in gains)
     page = (tmp_path / "out" / "win_rate.html").read_text()
+    told = {"reward": "model", "reward model": f"{tmp_path}/rm", "split": "eval", "temperature": "1.0"}
+    assert all(f"<td>{name}</td>" in page for name in told) and f"{tmp_path}/rm" in page
     assert page.count('class="card sample"') == 4 and "win_rate" in capsys.readouterr().out
     # A model against itself: every draw is the same, so every pair is a tie.
     evaluate.main(["win_rate", *flags, "--baseline", f"{tmp_path}/one", *own[2:]])

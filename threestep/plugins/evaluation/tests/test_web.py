@@ -72,7 +72,7 @@ def test_the_page_has_a_title_controls_and_a_stop(asked):
     parts = page.config["components"]
     assert page.title == f"{Path(asked.name).name} · Threestep"
     labels = {str(part["props"].get("label") or part["props"].get("value")) for part in parts}
-    assert {"Stop", "Send", "Again", "New", "seed", "maximum tokens per answer"} <= labels
+    assert {"Stop", "Send", "Answer again", "New conversation", "seed", "maximum tokens per answer"} <= labels
     assert any(function.get("cancels") for function in page.config["dependencies"])
 
 

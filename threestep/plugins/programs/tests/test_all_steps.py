@@ -351,10 +351,11 @@ def test_dpo_is_the_last_step_of_a_file_that_has_its_section(steps, tmp_path, ca
 
 
 @pytest.mark.parametrize("name", ["training/configs/quickstart.yaml", "examples/shapes.yaml"])
-def test_the_settings_of_the_examples_are_known(name, tmp_path, monkeypatch):
+def test_the_settings_of_the_examples_are_known_and_used(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)  # where a dataset module's path starts
     plan = all_steps.read_plan(read_yaml(ROOT / name), name, str(tmp_path))
     all_steps.check_settings(all_steps.write_settings(plan))
+    assert "ignored" not in capsys.readouterr().out
     new = parse_arguments(GROUPS, [word for flag in plan.new_model.items() for word in words_of(*flag)], "")
     assert len(plan.settings) == 3 and new[1].out == str(tmp_path / "new_model")
 

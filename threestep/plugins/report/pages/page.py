@@ -140,9 +140,9 @@ def step_charts(runs: Sequence[ReportedRun]) -> dict[str, list[Chart]]:
 
 
 def _by_kind(runs: Sequence[ReportedRun]) -> dict[str, list[StepRun]]:
-    """Every step, by its kind, in the order of the steps."""
+    """Every step, by its kind, in the order of the runs and of their steps."""
     by_kind: dict[str, list[StepRun]] = {}
-    for step in sorted((step for run in runs for step in run.steps), key=lambda step: step.place):
+    for step in (step for run in runs for step in run.steps):
         by_kind.setdefault(step.declaration.kind, []).append(step)
     return by_kind
 
@@ -280,7 +280,7 @@ _TOOLS = (
     '<button type="button" data-zoom="0.5" aria-label="zoom in">+</button>'
     '<button type="button" data-zoom="2" aria-label="zoom out">−</button>'
     '<button type="button" data-zoom="all">all steps</button>'
-    '<span class="soft">drag over a chart to zoom; double-click shows all</span></div>'
+    '<span class="soft">drag over a chart to zoom; double-click shows all; legends show the last values, or those at the pointer</span></div>'
 )
 
 

@@ -152,7 +152,7 @@ function tell(figure, at) {
   });
   if (step != null) view.cursor.insert("path", "circle").attr("class", "rule")
     .attr("d", `M${view.x(step)} ${TOP}V${HEIGHT - BOTTOM}`);
-  where.textContent = step == null ? "last value" : `${view.chart.x} ${d3.format(",")(step)}`;
+  where.textContent = step == null ? "" : `${view.chart.x} ${d3.format(",")(step)}`;
 }
 
 function zoom(section, domain) {

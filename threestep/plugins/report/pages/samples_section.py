@@ -34,7 +34,7 @@ def samples_section(steps: Sequence[StepRun]) -> str:
         f'<p class="soft">No samples for {escape(labels)}: the run folder has no samples.jsonl.</p>' if silent else ""
     )
     by_kind: dict[str, list[StepRun]] = {}
-    for step in sorted((step for step in steps if step.samples), key=lambda step: step.place):
+    for step in (step for step in steps if step.samples):
         by_kind.setdefault(step.declaration.kind, []).append(step)
     return without + "".join(_kind(of_kind, len(by_kind) > 1) for of_kind in by_kind.values())
 

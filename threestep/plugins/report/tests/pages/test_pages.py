@@ -216,6 +216,14 @@ def test_runs_are_compared(sft_run):
     assert reader.texts.count("4.50 → 2.40") == 2  # the SFT loss of each
 
 
+def test_sections_stand_in_the_order_of_the_runs(sft_run, ppo_run):
+    sft, ppo = sft_run(), ppo_run()
+    for folders in ((sft, ppo), (ppo, sft)):
+        parts = parts_of(read_runs(folders))
+        assert [name for name, _ in parts.sections[:2]] == [folder.name for folder in folders]
+        assert (parts.html["samples"].index("PPO") < parts.html["samples"].index("SFT")) is (folders[0] == ppo)
+
+
 def test_a_gamed_reward_is_on_the_page_with_its_pairs(ppo_run):
     samples = [
         {"step": step, "prompt_index": index, "sample": 0, "uid": f"u{index}", "prompt": "<b>p", "response_tokens": 3,
