@@ -34,7 +34,8 @@ _STYLE = """
 #asking { position: fixed; left: 0; right: 0; bottom: 0; z-index: 100; padding: 8px; gap: 6px; width: auto;
   background: var(--body-background-fill); border-top: 1px solid var(--border-color-primary); }
 #asking button { min-width: 0; }
-@media (max-width: 640px) { #columns > :nth-child(n):not(:only-child) { height: calc(50vh - 150px); min-height: 200px; } }
+@media (max-width: 640px) {
+  #columns > *:not(:only-child) { height: calc(50vh - 150px); min-height: 200px; } }
 """
 _SEED = "seed"
 

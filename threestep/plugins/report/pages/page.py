@@ -280,7 +280,8 @@ _TOOLS = (
     '<button type="button" data-zoom="0.5" aria-label="zoom in">+</button>'
     '<button type="button" data-zoom="2" aria-label="zoom out">−</button>'
     '<button type="button" data-zoom="all">all steps</button>'
-    '<span class="soft">drag over a chart to zoom; double-click shows all; legends show the last values, or those at the pointer</span></div>'
+    '<span class="soft">drag over a chart to zoom; double-click shows all; legends have the last values, or those '
+    "at the pointer</span></div>"
 )
 
 

@@ -221,7 +221,6 @@ def test_sections_stand_in_the_order_of_the_runs(sft_run, ppo_run):
     for folders in ((sft, ppo), (ppo, sft)):
         parts = parts_of(read_runs(folders))
         assert [name for name, _ in parts.sections[:2]] == [folder.name for folder in folders]
-        assert (parts.html["samples"].index("PPO") < parts.html["samples"].index("SFT")) is (folders[0] == ppo)
 
 
 def test_a_gamed_reward_is_on_the_page_with_its_pairs(ppo_run):
