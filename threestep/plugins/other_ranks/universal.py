@@ -33,6 +33,7 @@ from training.utils.engine.checkpoint_files import (
     joined_shards,
     load_engine,
     read_state,
+    set_rates,
     write_state,
 )
 from training.utils.engine.config.arguments import ADAMW
@@ -223,6 +224,7 @@ def _load_whole(engine: TrainingEngine, folder: Path) -> None:
             adam.state[master]["step"] = read_state(folder / "zero" / name / "step.pt")
     content = read_state(folder / WHOLE_FILE)
     engine.scheduler.load_state_dict(content["lr_scheduler"])
+    set_rates(engine.scheduler)
     inner.global_steps, inner.skipped_steps = content["global_steps"], content["skipped_steps"]
     inner.global_samples = content.get("global_samples", 0)
 

@@ -199,6 +199,14 @@ def load_engine(inner: Any, folder: Path, name: str) -> None:
             inner.load_checkpoint(str(folder), tag=name)
     finally:
         del inner._get_all_ckpt_names  # the class's method is visible again
+    set_rates(inner.lr_scheduler)
+
+
+def set_rates(schedule: Any) -> None:
+    """Give the optimizer the rates of a loaded schedule, which may be of another length than the saved one."""
+    for group, peak, share in zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = peak * share(schedule.last_epoch)
+    schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
 
 def engine_state(folder: Path) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ import math
 import os
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.checkpoint_files import (
     file_of,
+    load_engine,
     plain_checkpoint_engine,
     plain_torch_files,
     read_state,
@@ -181,3 +183,30 @@ def test_the_names_of_deepspeed(tmp_path):
         torch.save(torch.ones(2), tmp_path / "a.pt")
         assert torch.load(tmp_path / "a.pt", map_location="cpu", mmap=True, weights_only=False).tolist() == [1, 1]
     assert (torch.load, torch.save) == before and (tmp_path / "a.pt").read_bytes()[8:9] == b"{"
+
+
+def test_a_resumed_run_has_the_rates_of_its_own_schedule_at_once(tmp_path):
+    def made(steps):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+
+    optimizer, schedule = made(100)
+    for _ in range(10):
+        optimizer.step()
+        schedule.step()
+    saved = optimizer.state_dict(), schedule.state_dict()
+    optimizer, schedule = made(20)
+    (tmp_path / "state").write_text("")
+
+    def load(folder, tag):
+        optimizer.load_state_dict(saved[0])
+        schedule.load_state_dict(saved[1])
+
+    inner = SimpleNamespace(
+        load_universal_checkpoint=lambda: False,
+        _get_ckpt_name=lambda *_, **__: str(tmp_path / "state"),
+        load_checkpoint=load,
+        lr_scheduler=schedule,
+    )
+    load_engine(inner, tmp_path, "actor")
+    assert optimizer.param_groups[0]["lr"] == 0.5 == schedule.get_last_lr()[0]

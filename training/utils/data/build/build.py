@@ -194,8 +194,7 @@ def warnings_of(kind: RowKind, flags: RowArguments, report: BuildReport) -> Iter
     for name, split in splits:
         for note, remedy in {**UNREAD_REMEDIES, _TRAINED: "remove them from the training rows"}.items():
             if note in split.noted:
-                are = " are" if note == _TRAINED else ":"
-                yield f"{split.noted[note]:,} {name} rows{are} {note}; {remedy}"
+                yield f"{split.noted[note]:,} {name} rows{' are' if note == _TRAINED else ':'} {note}; {remedy}"
 
 
 def _parts_of_rows(

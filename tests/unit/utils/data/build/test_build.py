@@ -206,7 +206,7 @@ def test_what_changes_rows_rebuilds_and_what_does_not_resumes(
     first = [build_phase(phase, data, tokenizer, seed).report for phase in ALL]
     os.utime(data.source.data_path[0].partition(":")[2])  # a file's time is no part
     again = [build_phase(phase, data, tokenizer, seed).report for phase in ALL]
-    assert [dataclasses.replace(each, resumed=True) for each in first] == again
+    assert [dataclasses.replace(each, from_cache=True) for each in first] == again
     if what == "tokenizer":
         tokenizer = train_tokenizer([*SENTENCES, "so very many other words to merge, so very many"])
     elif what == "seed":
