@@ -4,7 +4,7 @@ Its README.md describes records and what is judged. `step_recorder` writes recor
 `recorders` records of other trainers.
 """
 
-from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin, RunFile
 
 PLUGIN = Plugin(
     "audit",
@@ -14,7 +14,10 @@ PLUGIN = Plugin(
         "audit": Command(__name__, "find which number of a training step is wrong, and why, or where two runs differ"),
     },
     flags={EVERY_STEP: (f"{__name__}.flags:RecordingArguments",)},
-    tables={"logs": {"digests.jsonl": "sums and hashes of every step"}},
+    tables={
+        "logs": {"digests.jsonl": "sums and hashes of every step"},
+        "run_files": {"records/": RunFile(is_result=True)},
+    },
     hooks=Hooks(
         check=f"{__name__}.flags:check",
         step_needs=f"{__name__}.flags:step_needs",

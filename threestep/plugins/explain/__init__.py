@@ -1,6 +1,6 @@
 """The explanation of one optimizer step, token by token, from its record: `threestep audit explain`."""
 
-from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin, RunFile
 
 PLUGIN = Plugin(
     "explain",
@@ -14,6 +14,7 @@ PLUGIN = Plugin(
         )
     },
     flags={EVERY_STEP: (f"{__name__}.flags:ExplainArguments",)},
+    tables={"run_files": {"explained/": RunFile(is_result=True)}},
     hooks=Hooks(
         check=f"{__name__}.flags:check",
         step_needs=f"{__name__}.flags:step_needs",

@@ -67,6 +67,7 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, st
         )
     last = next((key for key in ((steps[-1], 0), (steps[-1], update)) if key in digests.steps), None)
     if last is None:
+        _check_update(steps[-1], max((own for step, own in digests.steps if step == steps[-1]), default=update), update)
         known = sorted({step for step, _ in digests.steps})
         span = f"{known[0]:,} to {known[-1]:,}" if known else "none"
         raise ThreestepError(f"--step expects a step of {run} ({span}), got {steps[-1]:,}, update {update}")
@@ -87,7 +88,8 @@ def recorded_steps(folder: Path, steps: Sequence[int], update: int) -> list[Audi
     for step in steps:
         own = folder / f"step_{step:06}"
         parts = sorted(folder.glob(f"step_{step:06}_update*"), key=_update)
-        if step == steps[-1]:
+        if step == steps[-1] and (parts or is_record(own)):
+            _check_update(step, max(map(_update, parts), default=1), update)
             parts = [part for part in parts if _update(part) <= update]
         for part in parts or [own]:
             if not is_record(part):
@@ -97,6 +99,12 @@ def recorded_steps(folder: Path, steps: Sequence[int], update: int) -> list[Audi
                 return None
             found.append(AuditedStep(record))
     return found
+
+
+def _check_update(step: int, updates: int, update: int) -> None:
+    if update > updates:
+        counted = f"{updates} update{'s'[: updates > 1]}"
+        raise ThreestepError(f"--update expects 1 to {updates}, since step {step:,} has {counted}, got {update}")
 
 
 def _update(folder: Path) -> int:

@@ -52,6 +52,11 @@ def estimator_named(given: str) -> Estimator:
         result = call_user(estimator.estimate, _copied(inputs), settings)
         names, shape = ("advantages_BR", "returns_BR"), inputs.rewards_BR.shape
         _check_pair("--advantage", given, names, result, shape=shape, is_complete=estimator.needs_critic)
+        if inputs.over_ranks((~result[0].isfinite() & inputs.inside_BR).sum()):
+            raise ThreestepError(
+                f"--advantage: advantages_BR of '{given}' are not finite; do not divide by 0, as by the standard "
+                "deviation of equal scores"
+            )
         return result
 
     return replace(estimator, estimate=estimate)

@@ -56,13 +56,14 @@ def check_earlier_run(folder: CheckpointFolder, *, resumes: bool) -> None:
 
 
 def remove_earlier_run(folder: CheckpointFolder, *, figures_alone: bool = False) -> None:
-    """Remove the figures of an earlier run's model, also of one that was killed; and its checkpoints and verdicts. A
-    new run replaces its other files, the model at its end."""
-    run = folder.path.parent
-    for place in () if figures_alone else (folder.path, run / _VERDICTS):
+    """Remove the figures of an earlier run's model, also of one that was killed; and its checkpoints, verdicts and
+    folders of results. A new run replaces its other files, the model at its end."""
+    run, files = folder.path.parent, dict[str, "RunFile"](added("run_files", _FIGURES))
+    results = [*_FIGURES, *(name for name, file in files.items() if file.is_result)]
+    folders = [name for name in results if name.endswith("/")]
+    for place in () if figures_alone else (folder.path, run / _VERDICTS, *(run / name for name in folders)):
         shutil.rmtree(place, ignore_errors=True)
-    files: dict[str, RunFile] = added("run_files", _FIGURES)
-    for name in (*_FIGURES, *(name for name, file in files.items() if file.is_result)):
+    for name in set(results).difference(folders):
         (run / name).unlink(missing_ok=True)
 
 

@@ -112,7 +112,7 @@ class OptimizerEntry(NamedTuple):
 
 class RunFile(NamedTuple):
     """A file or folder in a run's folder, which must be the run's own. is_result: a new run there removes that of an
-    earlier one."""
+    earlier one, a folder with `--overwrite`."""
 
     is_result: bool = False
 

@@ -222,6 +222,10 @@ def loss_in_place(tokens, settings):
     return loss_M, tokens.sequence_M > 0
 def constant(tokens, settings): return tokens.logprobs_M.detach(), tokens.sequence_M < 0
 number = 5
+
+
+def nan(inputs, settings):
+    return inputs.rewards_BR / 0.0, None
 """
 INPUTS = AdvantageInputs(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([2, 1]), torch.tensor([0, 1]))
 SETTINGS, CLIP = AdvantageSettings(1.0, 0.95, True), PolicyLossSettings(0.2, 0.2)
@@ -302,6 +306,7 @@ def test_what_is_no_estimator(own, name, said):
         ("short", r"^--advantage expects advantages_BR of '.*short' to be a tensor of shape \[2, 2\], got \[2, 1\]$"),
         ("critic", r"^--advantage expects returns_BR of '.*critic' to be a tensor of shape \[2, 2\], got NoneType$"),
         ("raises", r"^raises raised KeyError: 'here' \(own.py, line 21\)$"),
+        ("nan", "^--advantage: advantages_BR of '.*own.py:nan' are not finite; do not divide by 0"),
     ],
 )
 def test_what_an_estimator_may_not_return(own, name, said):

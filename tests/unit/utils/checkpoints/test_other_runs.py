@@ -38,13 +38,15 @@ def test_an_earlier_run_is_refused(tmp_path, left, words):
 
 def test_checkpoints_and_figures_are_removed_and_the_model_stays_until_the_end(tmp_path):
     (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)
-    (tmp_path / "model").mkdir()
-    for name in ("summary.json", "reward_report.json", "model/config.json", "notes.txt"):
+    kept, removed = {"model", "notes.txt"}, {"checkpoints", "records", "explained"}
+    for name in ("model", "records", "explained"):
+        (tmp_path / name).mkdir()
+    for name in ("summary.json", "reward_report.json", "model/config.json", "notes.txt", "records/a"):
         (tmp_path / name).write_text("{}")
     remove_earlier_run(CheckpointFolder(tmp_path), figures_alone=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "model", "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == kept | removed
     remove_earlier_run(CheckpointFolder(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"model", "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
     remove_earlier_run(CheckpointFolder(tmp_path))
 
 

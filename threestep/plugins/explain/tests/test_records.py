@@ -58,6 +58,24 @@ def test_rows_over_several_ranks_and_a_step_that_the_run_did_not_take_are_refuse
         steps_of_run(tmp_path, [step], 1, work=tmp_path / "work", start=_refuse)
 
 
+@pytest.mark.parametrize(
+    ("folders", "known", "words"),
+    [
+        (["step_000002_update1", "step_000002_update2"], [], "expects 1 to 2, since step 2 has 2 updates, got 7"),
+        (["step_000002"], [], "expects 1 to 1, since step 2 has 1 update, got 7"),
+        ([], [(2, 1), (2, 2), (3, 1)], "expects 1 to 2, since step 2 has 2 updates, got 7"),
+    ],
+)
+def test_an_update_that_the_step_did_not_take_is_refused(tmp_path, monkeypatch, folders, known, words):
+    for name in folders:
+        (tmp_path / "records" / name).mkdir(parents=True)
+        (tmp_path / "records" / name / "record.json").write_text("{}")
+    digests = SimpleNamespace(folder=tmp_path, settings={}, steps=dict.fromkeys(known))
+    monkeypatch.setattr(records, "read_digests", lambda run: digests)
+    with pytest.raises(ThreestepError, match=f"--update {words}"):
+        steps_of_run(tmp_path, [2], 7, work=tmp_path / "work", start=_refuse)
+
+
 # --- rules by the run's own program
 
 SEQUENCES = "seq-mean-token-mean"
