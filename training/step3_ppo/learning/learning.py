@@ -167,8 +167,7 @@ class Learner:
     def _added(
         self, read: TokenLogprobs, forward: Forward, batch: TokenColumns, weights_M: torch.Tensor
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield what is added to the policy's loss, if wanted: KL and entropy, each with its figure's name, and the
-        figure."""
+        """Yield what is added to the policy's loss, if wanted: KL and entropy, each with its name and its figure."""
         if self._has_kl:
             kl_loss = (self._kl_of_loss(read, forward.rows, batch) * weights_M).sum()
             yield "actor/kl_loss", self.kl_coef * kl_loss, kl_loss

@@ -94,8 +94,7 @@ def hide_secret(secret: str) -> None:
 
 
 def lend(values: Any, environment: MutableMapping[str, str]) -> None:
-    """Put the addresses with credentials in JSON-like values into the environment of a program whose settings are
-    redacted."""
+    """Put addresses with credentials in JSON-like values into the environment of a program with redacted settings."""
     before = environment.get(ADDRESSES_VARIABLE, "").splitlines()
     new = [text for text in _texts(values) if redacted(text) != text and text not in before]
     if new:

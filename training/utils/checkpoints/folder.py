@@ -129,8 +129,7 @@ class CheckpointFolder:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """The damage of a published checkpoint, every byte read; None if it is undamaged. ThreestepError if a later version
-    wrote it."""
+    """The damage of a published checkpoint, every byte read; None: none. ThreestepError if a later version wrote it."""
     try:
         content = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         files, digest = content["files"], content.pop("sha256")

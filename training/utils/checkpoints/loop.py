@@ -275,8 +275,7 @@ class RunCheckpoints(Checkpoints):
             folder.prune(step, self.plan.flags.keep_last, {part.kept(step) for part in self.course})
 
     def _stop_reason(self) -> int:
-        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, or _BY_COURSE; 0 if there is
-        none."""
+        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, or _BY_COURSE; 0 without one."""
         for place, number in enumerate(SIGNALS, start=1):
             if self.interrupts.reason == number.name:
                 return place

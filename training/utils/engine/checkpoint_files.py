@@ -186,8 +186,7 @@ def plain_torch_files() -> Iterator[None]:
 
 
 def load_engine(inner: Any, folder: Path, name: str) -> None:
-    """Load folder/name, written by the same number of ranks in the same ZeRO stage. inner: DeepSpeed's engine. A
-    collective."""
+    """Load folder/name, written by as many ranks in the same ZeRO stage. inner: DeepSpeed's engine. A collective."""
     # This rank's file alone: DeepSpeed takes any whose name fits a pattern.
     rank = "0" if inner.load_universal_checkpoint() else None
     file = file_of(inner._get_ckpt_name(str(folder), name, pp_placeholder=rank))

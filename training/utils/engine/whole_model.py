@@ -123,8 +123,7 @@ def empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedMode
 
 
 def _put_empty_weights(plain: PreTrainedModel, device: torch.device) -> None:
-    """Put weights without elements in the place of those on the meta device, which cannot be filled. Tied ones stay
-    one."""
+    """Replace weights on the meta device, which cannot be filled, by ones without elements. Tied ones stay one."""
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for module in plain.modules():
         for name, weight in module._parameters.items():

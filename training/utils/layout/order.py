@@ -15,8 +15,7 @@ MOST_EVALUATIONS = 10  # of a run that is not told when to evaluate, besides the
 
 
 class ShuffledStream:
-    """An endless stream of epochs of `rows` row numbers, each in an order of its own; all ascending if not
-    `shuffled`."""
+    """An endless stream of epochs of `rows` row numbers, each in its own order; all ascending if not `shuffled`."""
 
     def __init__(self, rows: int, seed: int, shuffled: bool = True) -> None:
         if rows <= 0:

@@ -127,8 +127,7 @@ def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> 
 
 
 def sliding_window(model: Any) -> int | None:
-    """Width of the window of a transformers model's sliding layers (Gemma 3), in tokens; None if it names no such
-    layers."""
+    """Width of the window of a transformers model's sliding layers (Gemma 3), in tokens; None if it names none."""
     text_config = model.config.get_text_config()
     has_some = "sliding_attention" in (getattr(text_config, "layer_types", None) or ())
     return text_config.sliding_window if has_some else None

@@ -209,8 +209,7 @@ def _under(key: str, message: Message, reasoning: str) -> Message:
 
 
 def _marked(message: Message, mark: str) -> Message | None:
-    """An answer with `mark` in place of its reasoning, under whatever key or at the beginning of its content; None
-    without any."""
+    """An answer with `mark` in place of its reasoning, under whatever key or at the start of its content; or None."""
     if message["role"] != "assistant":
         return None
     if _key_of(message) is not None:
