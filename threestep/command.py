@@ -22,6 +22,7 @@ from training.utils.plugins.registry import added, owner_sentence
 _MISTAKE_EXIT_CODE = 2
 _INTERRUPTED_EXIT_CODE = 130
 _HELP = ("-h", "--help")
+_OF_DPO = ("kto", "bco", "orpo", "cpo", "simpo", "ipo")  # losses of dpo that are commands of other programs
 
 # Commands of the core. Plugins add theirs, and may take none of these. A name of two words is a command below another.
 CORE_COMMANDS = {
@@ -111,6 +112,7 @@ def named(words: Sequence[str]) -> tuple[str, Command, list[str]]:
             return name, command, [*words[1:]]
     first = dict.fromkeys(name.partition(" ")[0] for name in known)
     hint = nearest_names(words[0], first) or f"; commands are {', '.join(first)}"
+    hint = f"; use `threestep dpo --loss_type {words[0]}`" if words[0] in _OF_DPO else hint
     raise ThreestepError(f"there is no command '{words[0]}'{hint}")
 
 

@@ -84,6 +84,9 @@ def test_an_unknown_word_gets_the_right_one(capsys):
         command.main(["train"])
     said = capsys.readouterr().err
     assert said.startswith("error: there is no command 'train'; commands are sft, reward, dpo, ppo, grpo, rloo")
+    with pytest.raises(SystemExit):
+        command.main(["kto"])
+    assert capsys.readouterr().err == "error: there is no command 'kto'; use `threestep dpo --loss_type kto`\n"
 
 
 def test_one_rank_runs_in_this_process(ran, monkeypatch):

@@ -162,8 +162,10 @@ SFT_FIELDS: dict[str, OldFlag] = {
         takes_list=True, unless=NO_DICTIONARY
     ),
 }  # fmt: skip
+_REF_MODEL = refused("is not supported; the reference is the model that training starts from; leave it out")
 DPO_FIELDS: dict[str, OldFlag] = {
     **SYNC_FIELDS,
+    "--ref_model": _REF_MODEL,
     "--discopop_tau": needless("applies to the discopop loss, which is not supported"),
     "--f_alpha_divergence_coef": needless("applies to --f_divergence_type alpha_divergence, which is not supported"),
     "--precompute_ref_batch_size": needless("the reference reads the same number of rows at a time as an evaluation"),
@@ -178,6 +180,8 @@ _VESPO = "applies to the vespo loss, which is not supported"
 _BATCHING = refused_switch("is not supported; --rollout_engine vllm uses continuous batching")
 PPO_FIELDS: dict[str, OldFlag] = {
     **SYNC_FIELDS,
+    "--ref_model": _REF_MODEL,
+    "--value_model": refused("is not supported; the critic starts from --critic_model_name_or_path; leave it out"),
     "--attn_implementation": needless("the fastest implementation that reproduces the model's own numbers is chosen"),
     "--cache_implementation": needless("rollouts decode with their own cache"),
     "--cast_lm_head_to_fp32": refused_switch(

@@ -113,7 +113,6 @@ MEANT = {
     "project": ("report_to",),
     "prompt_max_len": ("max_prompt_seq_len",),
     "random_seed": ("seed",),
-    "ref_model": ("actor_model_name_or_path",),
     "remote_rm_url": ("reward",),
     "response_column": ("chosen_column",),
     "return_full_prompt": ("return_columns",),

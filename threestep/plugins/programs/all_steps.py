@@ -172,10 +172,12 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
         "a step's section",
     )
     first_model = values.get("model_name_or_path")
+    inside = next((name for name, section in sections.items() if "model_name_or_path" in section), None)
+    move = f"; move model_name_or_path from '{inside}' to the top of the file" if inside else ""
     mistakes.require(
         (new_model is None) != (first_model is None),
         f"{origin}: set either model_name_or_path (a model to start from) or new_model (flags that create one), "
-        f"got {'neither' if first_model is None else 'both'}",
+        f"got {f'neither{move}' if first_model is None else 'both'}",
     )
     mistakes.raise_if_any()
 

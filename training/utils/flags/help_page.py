@@ -1,7 +1,7 @@
 """`--help` of a program, from the dataclasses that hold its flags: first what a first run needs, then the topics.
 
     --help          the flags that a first run needs, an example, and the names of the topics
-    --help TOPIC    the flags of one topic
+    --help TOPIC    the flags of one topic; NAME, one flag
     --help all      every flag
 
 Cheap: neither argparse nor a library is loaded for it.
@@ -48,16 +48,19 @@ def help_page(
     shown: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """Return the page. parts: dataclasses of flags. program: as one types it. description: its first sentence comes
-    first; an indented line in it is an example. wanted: a topic, "all" or "". first_flags:
-    names, in the order of the first page; without any it has all flags. shown: defaults that are not the fields'.
-    ThreestepError for an unknown topic."""
+    first; an indented line in it is an example. wanted: a topic, a flag's name, "all" or "". first_flags: names, in the
+    order of the first page; without any it has all flags. shown: defaults that are not the fields'. ThreestepError for
+    an unknown topic."""
     by_topic, titles = _by_topic(parts, shown := shown or {}), {**TOPICS, **topics()}
-    if wanted not in ("", ALL, *by_topic):
+    flags = {field.name: (topic, (flag, _text(field, shown))) for topic, field, flag in entries_of(parts)}
+    if wanted not in ("", ALL, *by_topic, *flags):
         raise ThreestepError(
-            f"--help expects {', '.join(by_topic)} or {ALL}, or nothing after it, got '{wanted}'"
-            f"{nearest_names(wanted, by_topic)}"
+            f"--help expects {', '.join(by_topic)}, {ALL} or a flag's name, or nothing after it, got '{wanted}'"
+            f"{nearest_names(wanted, [*by_topic, *flags])}"
         )
     lines = [f"usage: {program} [flags]", ""]
+    if wanted in flags and wanted not in by_topic:
+        by_topic, wanted = {(topic := flags[wanted][0]): [flags[wanted][1]]}, topic
     if wanted in by_topic:
         return _joined([*lines, *_section(titles[wanted], by_topic[wanted])])
     lines += [*as_typed(description, program), ""]

@@ -29,15 +29,9 @@ class ShownFigure:
 
 
 def progress_bar(
-    total: int,
-    name: str,
-    is_main_rank: bool,
-    unit: str = "step",
-    *,
-    on_terminal_only: bool = False,
-    done: int = 0,
+    total: int, name: str, is_main_rank: bool, unit: str = "step", *, on_terminal_only: bool = False, done: int = 0,
     pace: LogPace | None = None,
-) -> tqdm:
+) -> tqdm:  # fmt: skip
     """A bar on rank 0's stderr, or in a notebook's cell: steps, the figures given to `show`, time left.
 
     If stderr is neither, it prints lines at the given pace instead, or nothing (`on_terminal_only`).
@@ -134,7 +128,9 @@ class _Lines(_Bar):
         if done == 0 or not (self._last is None or is_last or now - self._last >= self._pace.seconds):
             return True
         self._last = now
-        parts = [f"{self.desc}: {self.unit} {self.n:,} of {self.total:,}", *self._summed_up()]
+        count, has_means = len(self._figures), any(each.is_mean for step in self._figures for each in step)
+        means = f" (means of {count} {self.unit}s)" if count > 1 and has_means else ""
+        parts = [f"{self.desc}: {self.unit} {self.n:,} of {self.total:,}{means}", *self._summed_up()]
         if self.n < self.total:
             left = (self.total - self.n) * self.format_dict["elapsed"] / done
             parts.append(f"{tqdm.format_interval(left)} left")

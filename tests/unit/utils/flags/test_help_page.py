@@ -126,7 +126,12 @@ def test_a_page_of_one_topic():
     page = help_page(parts, "threestep sft", "", "checkpoints")
     assert page.startswith("usage: threestep sft [flags]\n\nCheckpoints and resuming:\n  --save_every STEPS ")
     assert "--seed" not in page and "--resume [CHECKPOINT]" in page
-    with pytest.raises(ThreestepError, match=r"--help expects model, data, .* or all, or nothing.* got 'chekpoints'"):
+    one = help_page(parts, "threestep sft", "", "save_every").splitlines()
+    assert one[2].endswith(":") and one[3].startswith("  --save_every STEPS ") and page.count("--") > 1
+    assert "--save_epochs" not in "".join(one)
+    with pytest.raises(
+        ThreestepError, match=r"--help expects model, data, .* all or a flag's name, or nothing.* got 'chekpoints'"
+    ):
         help_page(parts, "threestep sft", "", "chekpoints")
 
 

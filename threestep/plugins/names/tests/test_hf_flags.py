@@ -169,6 +169,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
     "step2_dpo": {
         **ONE_MODEL,
+        "--ref_model a/b": "--ref_model is not supported; the reference is the model that training starts from; leave",
         "--loss_type sigmoid sft": {"loss_type": "sigmoid,sft"},
         "--loss_type sigmoid sft --loss_weights 1 0.1": {"loss_type": "sigmoid:1,sft:0.1"},
         "--loss_weights 1 0.1": "--loss_weights expects one number for each of sigmoid, got 1 0.1; give one number",
@@ -231,6 +232,8 @@ FLAGS: dict[str, dict[str, Any]] = {
             "gradient_accumulation_steps": 3,
         },
         "--max_tool_calling_iterations 3": {"max_turns": 4},
+        "--ref_model a/b": "--ref_model is not supported; the reference is the model that training starts from; leave",
+        "--value_model a/b": "--value_model is not supported; the critic starts from --critic_model_name_or_path",
         "--max_tool_calling_iterations none": SAID,
         "--multi_objective_aggregation sum_then_normalize": SAID,
         "--multi_objective_aggregation normalize_then_sum": "--multi_objective_aggregation expects sum_then_normalize",

@@ -129,8 +129,10 @@ def test_each_step_is_fed_with_the_one_before():
 def test_mistakes_are_told(change, message):
     with pytest.raises(ThreestepError, match=message):
         all_steps.read_plan({**VALUES, **change}, "f")
-    with pytest.raises(ThreestepError, match="(?s)unknown section 'rank'.*output_dir must be.*got neither"):
+    with pytest.raises(ThreestepError, match="(?s)unknown section 'rank'.*output_dir must be.*got neither$"):
         all_steps.read_plan({"rank": 2}, "f")
+    with pytest.raises(ThreestepError, match="got neither; move model_name_or_path from 'step1_sft' to the top of the"):
+        all_steps.read_plan({"step1_sft": {"model_name_or_path": "m"}}, "f")
 
 
 @pytest.fixture
