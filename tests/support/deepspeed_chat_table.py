@@ -28,7 +28,8 @@ def as_markdown() -> str:
                 given = old.words("", {}) if old.words and not old.takes_value and not old.note else [old.now]
                 lines.append(f"| `{flag}` | read as `{' '.join(given)}`" + (f": {old.note} |" if old.note else " |"))
             elif isinstance(old, Refused):
-                lines.append(f"| `{flag}` | refused: {old.why} |")
+                switch = f"not needed: {old.otherwise}; with a file, refused" if "" in old.unless else "refused"
+                lines.append(f"| `{flag}` | {switch}: {old.why} |")
         lines.append("")
     return "\n".join(lines).replace("<|", "<\\|").replace("|>", "\\|>")
 

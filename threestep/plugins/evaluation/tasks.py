@@ -32,7 +32,7 @@ from threestep.plugins.pretraining_loss.blocks import build_unsupervised
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rows import MEDIA_COLUMN, PromptRow, SentenceRow
-from training.utils.data.arguments import RowFlags
+from training.utils.data.arguments import NO_DATA, RowFlags
 from training.utils.data.rows.documents import sentence_document
 from training.utils.flags.arguments import defaults_of, resolved_settings
 from training.utils.generation.arguments import SamplingArguments
@@ -82,6 +82,7 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         )
         mistakes.raise_if_any()
         return ()
+    mistakes.require(bool(flags.data.source.data_path), NO_DATA)
     rewards = scored_by(flags, mistakes)
     mistakes.require(
         (flags.evaluation.baseline is not None) == (flags.task == "win_rate"),

@@ -32,6 +32,7 @@ from training.utils.flags.step import known_steps
 _ITS_DEFAULTS = {
     "dtype": "fp16",
     "only_optimize_lora": "false",
+    "lora_alpha": "1",
     "lora_learning_rate": "5e-4",
     "lora_module_name": "decoder.layers.",
     "actor_lora_learning_rate": "5e-4",
@@ -135,11 +136,11 @@ def _defaults_that_differ(old_flags: Mapping[str, OldFlag], present: set[str]) -
         return []
     ours = next(step for step in known_steps().values() if step.kind == kind).defaults
     theirs = {**_ITS_DEFAULTS_OF_STEPS[kind], **{flag: value for flag, value in _ITS_DEFAULTS.items() if flag in ours}}
-    has_lora = any(flag.endswith("lora_dim") for flag in present)
+    ranks = {flag.removeprefix("--").removesuffix("lora_dim") for flag in present if flag.endswith("lora_dim")}
     differ = [
         f"--{flag} {value} (here {'the learning rate' if ours[flag] is None else str(ours[flag]).lower()})"
         for flag, value in theirs.items()
-        if f"--{flag}" not in present and f"--no_{flag}" not in present and (has_lora or "lora" not in flag)
+        if f"--{flag}" not in present and f"--no_{flag}" not in present and _concerns(flag, ranks)
     ]
     line = (
         f"DeepSpeed-Chat's defaults that differ here: {', '.join(differ)}; set these flags to train as "
@@ -149,6 +150,12 @@ def _defaults_that_differ(old_flags: Mapping[str, OldFlag], present: set[str]) -
     behaves = [words for flag, words in _ITS_BEHAVIOR[kind] if flag not in given]
     behavior = f"behavior that differs from DeepSpeed-Chat's: {'; '.join(behaves)}; all of it: {_PAGE}"
     return [*([line] if differ else []), behavior]
+
+
+def _concerns(flag: str, roles: set[str]) -> bool:
+    """True if a flag concerns a run with LoRA in these roles, "actor_", "critic_" or "" for the only one."""
+    role = next((role for role in ("actor_", "critic_") if flag.startswith(role)), None)
+    return "lora" not in flag or bool(roles if role is None else role in roles)
 
 
 def no_dropout(role: str = "") -> Renamed:
@@ -166,7 +173,7 @@ def _end_token(_value: str, given: Mapping[str, str]) -> list[str]:
 def _deepspeed(value: str, given: Mapping[str, str]) -> list[str] | str:
     """DeepSpeed-Chat's switch; or Hugging Face's JSON, which says the stage and the precision too."""
     if value.lower() in ("", *TRUE, *FALSE):
-        return "every run uses DeepSpeed"
+        return _EVERY_RUN
     words = ["--deepspeed_config", value]
     try:
         config = json.loads(Path(value).read_text(encoding="utf-8"))
@@ -191,6 +198,7 @@ def _test_steps(_value: str, given: Mapping[str, str]) -> list[str]:
     return ["--max_train_steps", str(max(1, steps))]
 
 
+_EVERY_RUN = "every run uses DeepSpeed"
 _FP16 = ("fp16", "enabled")
 _PADDING = Needless("lengths, not pad tokens, show where a text begins and ends")
 
@@ -202,7 +210,7 @@ OLD_FLAGS: dict[str, OldFlag] = {
         "it is not needed, because every run uses DeepSpeed", takes_list=True, words=_deepspeed, whose=(DEEPSPEED_CHAT,
         HUGGING_FACE)
     ),
-    "--deepscale": Needless("every run uses DeepSpeed", takes_value=False),
+    "--deepscale": Needless(_EVERY_RUN, takes_value=False),
     "--compute_fp32_loss": Needless(
         "losses and log-probabilities are always computed in float32, whatever --dtype is", takes_value=False
     ),
@@ -280,7 +288,7 @@ PPO_OLD_FLAGS: dict[str, OldFlag] = {
     **HF_PPO_FLAGS,
     **OLD_FLAGS,
     "--deepspeed": replace(
-        _CONFIG, takes_list=True, unless=("", "true", "false"), whose=(DEEPSPEED_CHAT, HUGGING_FACE)
+        _CONFIG, takes_list=True, unless=("", *TRUE, *FALSE), otherwise=_EVERY_RUN, whose=(DEEPSPEED_CHAT, HUGGING_FACE)
     ),
     "--deepspeed_config": _CONFIG,
     "--deepscale_config": _CONFIG,

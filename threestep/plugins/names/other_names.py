@@ -22,6 +22,9 @@ TRUE = ("true", "yes", "on", "1", "t", "y")
 FALSE = ("false", "no", "off", "0", "f", "n")
 
 
+_DEFAULT = "this is the default"
+
+
 @dataclass(frozen=True)
 class Needless:
     """Accepted, without effect.
@@ -63,12 +66,14 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Refused:
-    """Refused; `why` names what to use instead. unless: values that ask for nothing, as false does for a switch."""
+    """Refused; `why` names what to use instead. unless: values that ask for nothing, as false does for a switch, and
+    `otherwise` says why."""
 
     why: str
     takes_value: bool = True
     takes_list: bool = False
     unless: tuple[str, ...] = ()
+    otherwise: str = _DEFAULT
     whose: tuple[str, ...] = (DEEPSPEED_CHAT,)
 
 
@@ -192,11 +197,11 @@ def _read(
         return [], f"{flag} is not needed: {old.why}"
     if isinstance(old, Refused):
         if is_off or value.lower() in old.unless:
-            return [], f"{unneeded}this is the default"
+            return [], f"{unneeded}{_DEFAULT if is_off else old.otherwise}"
         mistakes.add(f"{flag} {old.why}")
         return [], ""
     if is_off and not old.reads_false:
-        return [], f"{unneeded}this is the default"
+        return [], f"{unneeded}{_DEFAULT}"
     new = mistakes.note(old.words, value, given) if old.words else [old.now, *values]
     if isinstance(new, str):
         return [], unneeded + new

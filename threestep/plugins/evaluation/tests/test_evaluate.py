@@ -121,6 +121,14 @@ def test_mistakes(flags, task, more, sentence):
         evaluate.main([task, *flags, *more.split()])
 
 
+def test_data_and_a_reward_that_are_missing_are_named_at_once(capsys):
+    line = ["win_rate", "--model_name_or_path_finetune", "x", "--model_name_or_path_baseline", "y"]
+    with pytest.raises(ThreestepError) as caught:
+        evaluate.main(line)
+    _, first, second = str(caught.value).splitlines()
+    assert "--data_path expects at least one dataset, got none" in first and "needs --reward_model" in second
+
+
 def test_prompts_of_two_tokenizers_meet_by_their_rows(capsys):
     from types import SimpleNamespace
 

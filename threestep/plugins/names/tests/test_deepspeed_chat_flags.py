@@ -208,11 +208,14 @@ def test_its_evaluation_scripts_are_read(capsys):
     ("step", "words", "line"),
     [
         ("step1_sft", "--deepspeed --lora_dim 128", "--learning_rate 1e-3 (here 2e-05), --dtype fp16 (here bf16), "
-         "--only_optimize_lora false (here true), --lora_learning_rate 5e-4 (here the learning rate), "
-         "--lora_module_name decoder.layers. (here all-linear)"),
+         "--only_optimize_lora false (here true), --lora_alpha 1 (here 16.0), "
+         "--lora_learning_rate 5e-4 (here the learning rate), --lora_module_name decoder.layers. (here all-linear)"),
         ("step2_reward", "--num_padding_at_beginning 1 --dtype bf16", "--learning_rate 5e-5 (here 1e-05)"),
         ("step2_dpo", "--deepspeed --dtype bf16", "--learning_rate 1e-3 (here 1e-06)"),
         ("step3_ppo", "--num_padding_at_beginning 1 --dtype bf16", "--num_warmup_steps 100 (here 0)"),
+        ("step3_ppo", "--deepspeed --dtype bf16 --num_warmup_steps 0 --no_only_optimize_lora --actor_lora_dim 8",
+         "--lora_alpha 1 (here 16.0), --actor_lora_learning_rate 5e-4 (here the learning rate), "
+         "--actor_lora_module_name decoder.layers. (here all-linear)"),
         ("step1_sft", "--deepspeed --dtype bf16 --learning_rate 1e-3", None),
         ("step1_sft", "--lora_dim 128", None),
     ],
