@@ -11,7 +11,7 @@ import numpy as np
 from threestep.plugins.distillation.file import keys_of_row, read_table, write_table
 from threestep.plugins.distillation.settings import FILE_FLAG, MODEL_FLAG
 from threestep.plugins.distillation.top_tokens import TopTable, keys_of_rows
-from training.utils.base.console import log
+from training.utils.base.console import counted, log
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.collectives import from_main, gathered, on_main
 
@@ -40,7 +40,10 @@ class FileTeacher:
             self._table = self._read(self._teacher, splits, lay_out)
             table, rows = self._table, [row for split in splits for row in split]
             on_main(lambda: write_table(self._path, rows, table), self._ranks.is_main)
-            log(f"teacher: wrote {len(table):,} positions of {len(rows):,} rows to {self._path}", self._ranks.is_main)
+            log(
+                f"teacher: wrote {len(table):,} positions of {counted(len(rows), 'row')} to {self._path}",
+                self._ranks.is_main,
+            )
         else:
             self._table = read_table(self._path)
         self._teacher = None

@@ -29,7 +29,7 @@ from threestep.plugins.evaluation.perplexity import row_losses
 from threestep.plugins.evaluation.scorer import check_scored, load_answer_scorer
 from threestep.plugins.evaluation.sharing import ALONE, Sharers, sharers
 from threestep.plugins.pretraining_loss.blocks import build_unsupervised
-from training.utils.base.console import note
+from training.utils.base.console import counted, note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rows import MEDIA_COLUMN, PromptRow, SentenceRow
 from training.utils.data.arguments import NO_DATA, RowFlags
@@ -174,7 +174,7 @@ def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]
     both = [row_id for row_id in by_id[0] if all(row_id in side for side in by_id)]
     left_out = max(len(side) for side in by_id) - len(both)
     if left_out:
-        note(f"{left_out} prompts left out because they exceed --max_prompt_seq_len with one of the tokenizers")
+        note(f"left out: {counted(left_out, 'prompt')} above --max_prompt_seq_len with one of the tokenizers")
     if not both:
         raise ThreestepError("no prompt fits both models; raise --max_prompt_seq_len")
     return [[side[row_id] for row_id in both] for side in by_id]

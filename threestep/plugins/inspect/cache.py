@@ -22,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from training.utils.base.console import counted
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import lock_exclusively, try_lock
 from training.utils.data.arguments import CacheArguments
@@ -115,7 +116,7 @@ def _contents(entry: CacheEntry) -> str:
     if entry.manifest is None:
         return "unfinished: a build is running, or was stopped"
     splits = ", ".join(
-        f"{name}: {split['rows']:,} rows, {split['tokens']:,} tokens"
+        f"{name}: {counted(split['rows'], 'row')}, {counted(split['tokens'], 'token')}"
         for name, split in entry.manifest["splits"].items()
     )
     return f"{splits}  of {entry.manifest.get('parts', {}).get('datasets', '?')}"

@@ -12,6 +12,7 @@ from threestep.plugins.inspect.text import NOT_READ, column_table, reading, row_
 from threestep.plugins.inspect.views import length_bars, shortened
 from threestep.plugins.report.pages.document import document, scrolled, tiles
 from threestep.plugins.report.pages.marked import MARKED_STYLE, length_chart, marked_texts, shown_media
+from training.utils.base.console import counted
 
 _OWN_STYLE = """
 .scroll td.first { min-width: 240px; }
@@ -44,7 +45,7 @@ def page(account: Account) -> str:
 
 def _source(source: SourceAccount) -> str:
     held_out = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
-    head = f"<h3>{escape(source.name)}</h3><p>{source.rows:,} training rows{held_out}</p>"
+    head = f"<h3>{escape(source.name)}</h3><p>{counted(source.rows, 'training row')}{held_out}</p>"
     kind = ' class="warning refused"' if source.refused is not None else ""
     head += f"<p{kind}>{escape(reading(source))}</p>"
     titles, *columns = column_table(source)
@@ -71,7 +72,7 @@ def _phase(phase: PhaseAccount, account: Account) -> str:
         body += f'<p class="soft">Loss: {escape(phase.loss)}.</p>'
         body += f'<div class="blocks">{_lengths(phase, unit)}{_dropped(phase)}</div>'
     if phase.rows:
-        body += f"<h3>{len(phase.rows):,} rows as the model sees them</h3>"
+        body += f"<h3>{counted(len(phase.rows), 'row')} as the model sees them</h3>"
         body += "".join(_row(phase, row, unit) for row in phase.rows)
     return f'<section id="phase{phase.phase}"><h2>Step {phase.phase}: {escape(phase.name)}</h2>{body}</section>'
 
@@ -108,7 +109,7 @@ def _dropped(phase: PhaseAccount) -> str:
     )
     lines += "".join(f"<li><b>{count:,}</b> {escape(what)}</li>" for what, count in sorted(phase.counted.items()))
     if phase.stopping:
-        why = f"{phase.stopping:,} rows would stop training"
+        why = f"{counted(phase.stopping, 'row')} would stop training"
         rows = "".join(f"<li>{escape(row.where)}: {escape(row.reason)}</li>" for row in phase.stopping_rows)
         return f'<div class="card"><h3>{why}</h3><ul class="reasons">{rows}{lines}</ul></div>'
     if not lines:

@@ -9,6 +9,7 @@ from typing import Any
 
 from threestep.plugins.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
 from threestep.plugins.inspect.views import Style, histogram, printable, shortened, side_by_side
+from training.utils.base.console import counted
 from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.data.files.columns import column_names
 
@@ -67,7 +68,7 @@ def _parts(row: ShownRow, style: Style) -> Iterator[str]:
 
 def _source(source: SourceAccount, width: int) -> Iterator[str]:
     held_out = f", and {source.own_evaluation_rows:,} for evaluation" if source.own_evaluation_rows else ""
-    yield f"{source.name}: {source.rows:,} training rows{held_out}"
+    yield f"{source.name}: {counted(source.rows, 'training row')}{held_out}"
     yield from _wrapped(reading(source), width)
     if source.columns:
         yield from _table(column_table(source), width)

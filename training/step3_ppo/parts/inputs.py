@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from training.step3_ppo.contracts.records import LearntBeside
 from training.step3_ppo.contracts.rollouts import PromptSource
 from training.step3_ppo.roles.roles import Tokenizers
-from training.utils.base.console import log
+from training.utils.base.console import counted, log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.contracts.rows import MEDIA_COLUMN
@@ -209,8 +209,8 @@ def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
     elif rollouts == 0:
         raise ThreestepError(
             f"one rollout needs {prompts_per_rollout} prompts (--per_device_generation_batch_size x "
-            f"--generation_batches x {world_size} ranks), but {ppo.num_train_epochs:g} epochs of {prompts} prompts "
-            "are too few; lower the batch size, or add prompts or epochs"
+            f"--generation_batches x {counted(world_size, 'rank')}), but {counted(ppo.num_train_epochs, 'epoch')} of "
+            f"{counted(prompts, 'prompt')} cannot fill it; lower the batch size, or add prompts or epochs"
         )
     if ppo.max_train_steps is not None:
         rollouts = min(rollouts, ppo.max_train_steps)

@@ -48,6 +48,11 @@ def log(sentence: str, is_main_rank: bool = True) -> None:
         print_to(sys.stdout, sentence)
 
 
+def counted(number: float, word: str) -> str:
+    """E.g. `1 row` or `1,200 rows`."""
+    return f"{number:,.10g} {word}{'' if number == 1 else 's'}"
+
+
 def log_on_main(sentence: str) -> None:
     """Print one line on the main rank, by the launcher's environment."""
     log(sentence, started_as_main_rank())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import training
-from training.utils.base.console import WHOLE_RUN_VARIABLE, log
+from training.utils.base.console import WHOLE_RUN_VARIABLE, counted, log
 from training.utils.base.seeds import seed_everything
 from training.utils.base.user_files import named_object
 from training.utils.checkpoints.loop import checkpointed_run
@@ -157,8 +157,7 @@ class OpenedRun:
     def _write_settings(self) -> None:
         """Write every setting to config.yaml, which `--config` reads back; a resumed run chooses again what the flags
         left to the program."""
-        ranks = self.ranks.world_size
-        self.folder.write_config(self.settings, f"A run of {ranks} rank{'s' if ranks > 1 else ''}.", self.plan.chosen)
+        self.folder.write_config(self.settings, f"A run of {counted(self.ranks.world_size, 'rank')}.", self.plan.chosen)
 
     def step_observers(self, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> StepObservers:
         """Return the observers of the run's optimizer steps that plugins add. chat, tokenizer: see `ObservedRun`."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.console import log
+from training.utils.base.console import counted, log
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.collectives import largest
@@ -43,8 +43,8 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
         raise ThreestepError(
             f"an optimizer step needs {sequences} sequences (--per_device_train_batch_size "
             f"{engine.per_device_train_batch_size} x {dealt} x --gradient_accumulation_steps "
-            f"{engine.gradient_accumulation_steps}), but {engine.num_train_epochs:g} epochs of {rows} training rows "
-            "are too few; lower the batch size, or add rows or epochs"
+            f"{engine.gradient_accumulation_steps}), but {counted(engine.num_train_epochs, 'epoch')} of "
+            f"{counted(rows, 'training row')} cannot fill it; lower the batch size, or add rows or epochs"
         )
     if engine.max_train_steps is not None:
         steps = min(steps, engine.max_train_steps)
@@ -53,7 +53,7 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
 
 def ranks_in_words(ranks: int, sharing: int) -> str:
     """Among how many rows are dealt: ranks, or groups of `sharing` of them."""
-    return f"{ranks} ranks" if sharing == 1 else f"{ranks // sharing} groups of {sharing} ranks"
+    return counted(ranks, "rank") if sharing == 1 else f"{ranks // sharing} groups of {sharing} ranks"
 
 
 def may_pack(

@@ -12,6 +12,7 @@ import pytest
 
 from training.utils.base.console import (
     COMMAND_VARIABLE,
+    counted,
     log,
     output_may_be_lost,
     print_to,
@@ -134,3 +135,10 @@ def test_the_command_is_the_one_that_was_typed(monkeypatch, variables, ranks, co
         monkeypatch.setenv(name, value)
     assert typed_command() == variables.get(COMMAND_VARIABLE)
     assert resuming_command("training.a.main", ranks) == command
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(1, "1 row"), (1.0, "1 row"), (0, "0 rows"), (1.5, "1.5 rows"), (12345678, "12,345,678 rows")]
+)
+def test_one_of_a_thing_is_singular(number, said):
+    assert counted(number, "row") == said

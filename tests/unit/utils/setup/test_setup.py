@@ -67,10 +67,8 @@ def ranks(world_size: int = 1, rank: int = 0) -> Ranks:
 )
 def test_whole_steps(given, world_size, rows, expected):
     assert whole_steps(EngineArguments(**given), rows, ranks(world_size)) == expected
-    words = (
-        r"needs 64 sequences \(--per_device_train_batch_size 16 x 2 ranks x --gradient_accumulation_steps 2\), but 1"
-    )
-    with pytest.raises(ThreestepError, match=words + " epochs of 63 training rows are too few"):
+    words = r"needs 64 sequences \(--per_device_train_batch_size 16 x 2 ranks x --gradient_accumulation_steps 2\), but "
+    with pytest.raises(ThreestepError, match=words + "1 epoch of 63 training rows cannot fill it"):
         whole_steps(EngineArguments(gradient_accumulation_steps=2), 63, ranks(2))
 
 

@@ -11,6 +11,7 @@ from threestep.plugins.evaluation.best_of.kept import Kept, kept_rows
 from threestep.plugins.evaluation.best_of.page import best_of_page
 from threestep.plugins.evaluation.best_of.store import write_rows
 from threestep.plugins.report.figures.numbers import shown
+from training.utils.base.console import counted
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.run.run_folder import RunFolder
@@ -84,8 +85,8 @@ def _as_text(curve: Sequence[CurvePoint]) -> list[str]:
 def _sentences(drawn: Sequence[Drawn], kept: Kept) -> list[str]:
     responses = sum(len(prompt["responses"]) for prompt in drawn)
     sentences = [
-        f"{len(kept.rows):,} rows from {len(drawn):,} prompts with {responses:,} responses; {kept.pairs:,} rows are "
-        "pairs"
+        f"{counted(len(kept.rows), 'row')} from {counted(len(drawn), 'prompt')} with {counted(responses, 'response')}; "
+        f"{counted(kept.pairs, 'row')} {'is a pair' if kept.pairs == 1 else 'are pairs'}"
     ]
     return sentences + [f"{count:,} prompts left out {_REASONS[reason]}" for reason, count in kept.left_out.items()]
 

@@ -135,7 +135,7 @@ def test_prompts_of_two_tokenizers_meet_by_their_rows(capsys):
     one, two = ([SimpleNamespace(row_id=row) for row in rows] for rows in ([1, 2, 3], [3, 1]))
     shared = tasks.shared_prompts([one, two])
     assert [[row.row_id for row in side] for side in shared] == [[1, 3], [1, 3]]
-    assert "1 prompts left out" in capsys.readouterr().err
+    assert "left out: 1 prompt above" in capsys.readouterr().err
     with pytest.raises(ThreestepError, match="no prompt fits both models; raise --max_prompt_seq_len"):
         tasks.shared_prompts([one[1:2], two])
 

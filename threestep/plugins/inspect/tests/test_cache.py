@@ -14,6 +14,7 @@ import pytest
 
 from threestep.plugins.inspect.cache import main
 from training.utils.base import storage
+from training.utils.base.console import counted
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import TextBlock
 from training.utils.data.cache import cache
@@ -64,10 +65,10 @@ def test_list_has_the_last_used_first(folder, capsys):
     lines = run(capsys, "list", folder)
     assert len(lines) == 4 and lines[3].startswith(f"3 in {folder}, ")
     for line, rows in zip(lines, (3, 2, 1), strict=False):
-        assert f"train: {rows} rows, {5 * rows} tokens" in line and f'of ["{rows}"]' in line
+        assert f"train: {counted(rows, 'row')}, {5 * rows} tokens" in line and f'of ["{rows}"]' in line
         assert f"used {40 - 10 * rows}.0 days ago" in line
     make(folder, 1)  # opened, and so used
-    assert "train: 1 rows" in run(capsys, "list", folder)[0]
+    assert "train: 1 row," in run(capsys, "list", folder)[0]
 
 
 def test_verify_reads_every_byte(folder, capsys):

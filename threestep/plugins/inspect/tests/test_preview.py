@@ -133,7 +133,7 @@ def test_text_marks_loss_by_brackets_where_no_terminal_is_and_counts(text):
     assert "training row 0): " in said and "to predict" in said
     assert "segment 0: tokens 0-" in said and "sees segments: none" in said
     assert "1 of 1 rows of the train split shown" in said
-    assert "train: 1 rows, " in said and "dropped: 1 empty_response" in said
+    assert "train: 1 row, " in said and "dropped: 1 empty_response" in said
     assert said.splitlines()[-1].endswith(f" tokens | {'#' * 40} 1")
 
 

@@ -82,7 +82,7 @@ def fallen_sentence(step: StepRun) -> str:
         return ""
     return (
         f"the held-out chosen responses' log-probability fell by {shown(fall)} nats per response: the model may write "
-        "garbage though all figures of pairs are good; lower --learning_rate, or give --sft_coef 0.1, and read what "
+        "garbage even if all figures of pairs are good; lower --learning_rate, or give --sft_coef 0.1, and read what "
         "threestep chat answers"
     )
 

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.console import LogPace
+from training.utils.base.console import LogPace, counted
 from training.utils.contracts.rows import STORED_MEDIA
 from training.utils.data.cache.cache import finish_shard, finished_shard, keep_shards, media_path, shard_path
 from training.utils.data.cache.workers import run_jobs, worker_count
@@ -111,7 +111,7 @@ def split_sentence(name: str, split: SplitReport) -> str:
     noted = "".join(f", {count:,} {kind_of_row}" for kind_of_row, count in sorted(split.noted.items()))
     counts = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
     return (
-        f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated{noted}, "
+        f"{name}: {counted(split.rows, 'row')}, {split.tokens:,} tokens, {split.truncated:,} truncated{noted}, "
         + (f"parallel thinking: {counts}, " if counts else "")
         + (f"dropped: {dropped}" if dropped else "none dropped")
     )
