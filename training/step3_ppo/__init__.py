@@ -60,6 +60,7 @@ STEP = Step(
                 {"rollouts": "conversation/turns", "held-out prompts": "eval/turns"},
             ),
             Curve("Entropy", "nats per token", {"rollouts": "rollout/entropy", "training": "actor/entropy"}),
+            Curve("Equal groups", "share of prompts with equal scores", {"rollouts": "rollout/equal_groups"}),
             Curve(
                 "Ended responses",
                 "share that ended before the length limit",

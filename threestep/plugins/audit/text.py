@@ -41,6 +41,9 @@ def not_judged(head: RecordHead, findings: Sequence[Finding]) -> dict[str, list[
 
 _OF_VALUES = ("the state ", "the weights", "the tensor logits, or", "the critic's model", "log-probabilities")
 
+_OF_LOSS = ("policy_loss", "clip_low", "clip_high", "dual_clip")
+_OF_REFERENCE = ("rollout_ref_logprobs", "ref_logprobs", "kl_loss")
+
 
 def _reason(head: RecordHead, lacks: str) -> str:
     is_own, (kind, _, name) = head.trainer.get("name") == "threestep", lacks.removeprefix("the ").partition(" ")
@@ -49,6 +52,10 @@ def _reason(head: RecordHead, lacks: str) -> str:
             "the record has no weights and gradients; to judge these, record the step with --record_steps "
             f"{head.step} --record_values (models of up to 20 million weights)"
         )
+    if kind == "setting" and name in _OF_LOSS and is_own and "policy_loss" not in head.settings:
+        return "the policy loss is a function of your own, which has no reference"
+    if name in _OF_REFERENCE and is_own and head.settings.get("kl_in") == "none":
+        return "the run has no reference model (--kl_coef 0)"
     if kind == "setting":
         why = " (a function of your own has no reference)" if is_own else ""
         return f"the record has no setting '{name}'{why}; to judge by one of the format, add --as {name}=VALUE"

@@ -20,6 +20,6 @@ REWARD_ARGUMENTS = {
     "solution_str": (
         "which only verl passes, for one response at a time; add this function and pass it instead: `def reward("
         "prompts, responses, *, data_source, ground_truth, **columns): "
-        "return list(map(NAME, data_source, responses, ground_truth))`"
+        "return list(map(NAME, data_source, responses, ground_truth))`; if NAME takes extra_info, add it to both lists"
     ),
 }

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.utils.base.user_files import loaded_name
+from training.utils.base.user_files import is_address, loaded_name
 from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.arguments import defaults_of, may_change_in
 from training.utils.flags.flags import without_flags
@@ -145,11 +145,11 @@ class Step:
         return self.name.partition("_")[2]
 
     def label_of(self, settings: Mapping[str, Any]) -> str:
-        """The label of a run with these settings, its method's: `grpo` as `GRPO`, `FILE.py:NAME` as `NAME`."""
+        """The label of a run with these settings, its method's: `grpo` as `GRPO`, `FILE.py:NAME` as `RL (NAME)`."""
         flag, label = self.variant or ("", "")
         default = str(defaults_of(self.groups).get(flag))
         method = str(settings.get(flag, default))
-        name = method.rpartition(":")[2] if ".py:" in method else method.upper()
+        name = f"RL ({method.rpartition(':')[2]})" if is_address(method) else method.upper()
         return self.label if method == default else label.format(name)
 
     def title_of(self, settings: Mapping[str, Any]) -> str:

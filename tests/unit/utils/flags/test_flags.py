@@ -324,8 +324,9 @@ def test_one_flag_of_its_own_is_enough(settings, kind):
 @pytest.mark.needs_plugin("sft_losses")
 def test_a_run_is_named_by_its_method():
     ppo, dpo = step_of({"ppo_epochs": 1}), step_of({"beta": 0.1})
-    given = ({}, {"advantage": "gae"}, {"advantage": "rloo"}, {"advantage": "my/mine.py:leave_one_out"})
-    expected = ["PPO", "PPO", "RLOO", "leave_one_out"]
+    names = ("gae", "rloo", "my/mine.py:leave_one_out", "given:mine")
+    given = ({}, *({"advantage": name} for name in names))
+    expected = ["PPO", "PPO", "RLOO", "RL (leave_one_out)", "RL (mine)"]
     assert [ppo.title_of(settings) for settings in given] == expected
     assert [ppo.label_of(settings) for settings in given] == expected
     assert [dpo.label_of({"loss_type": loss}) for loss in ("sigmoid", "kto")] == ["DPO", "DPO (KTO)"]
@@ -355,3 +356,8 @@ def test_flags_of_other_steps_are_set_aside(kind, tmp_path, capsys):
         assert parsed(*given) == plain
         flags = ", ".join(f"--{name}" for name in step.unread)
         assert capsys.readouterr().out == f"ignored because this step does not use them: {flags}\n"
+
+
+def test_the_share_of_equal_groups_has_a_chart():
+    curves = step_of({"ppo_epochs": 1}).figures.curves
+    assert any("rollout/equal_groups" in curve.metrics.values() for curve in curves)

@@ -108,12 +108,14 @@ def test_rows_that_agree_have_both_numbers_and_their_difference(written, capsys)
         ("the state gradients.NAME", "record the step with --record_steps 3 --record_values (models of up to 20 mil"),
         ("the critic's model and state", "record the step with --record_steps 3 --record_values"),
         ("the setting advantage", "has no reference); to judge by one of the format, add --as advantage=VALUE"),
+        ("the setting clip_low", "the policy loss is a function of your own, which has no reference"),
+        ("the tensor rollout_ref_logprobs", "the run has no reference model (--kl_coef 0)"),
         ("the tensor logits", "Threestep does not record these numbers; what follows from them is judged"),
         ("another loss", "the record lacks another loss"),
     ],
 )
 def test_a_quantity_that_is_not_judged_says_what_would_have_it_judged(lacks, says):
-    head = RecordHead("policy", 3, trainer={"name": "threestep"})
+    head = RecordHead("policy", 3, settings={"kl_in": "none"}, trainer={"name": "threestep"})
     first, second = (Finding(name, NOT_JUDGED, lacks=lacks) for name in ("one", "two"))
     [(why, names)] = not_judged(head, [first, second]).items()
     assert says in why and names == ["one", "two"]
