@@ -50,8 +50,7 @@ def draw_responses(
     seeds: Sequence[int],
     layout: SequenceLayout,
 ) -> Rollout:
-    """Return a response for each seed, equally many to each prompt and adjacent, from the actor's current weights. A
-    collective."""
+    """Return a response for each seed, as many to each prompt, adjacent, by the actor's weights. A collective."""
     request, ranks = request_for(prompts, sampling, seeds, layout, device=roles.actor.ranks.device), roles.actor.ranks
     rows, width = prompts.prompt_ids_BP.shape
     shape = f"{rows} prompts of at most {width} tokens, each with {request.samples_per_prompt} responses of at most "

@@ -61,8 +61,7 @@ def checked_json(kind: Any, text: str, where: object) -> Any:
 
 
 def checked_value(kind: Any, value: Any, where: object) -> Any:
-    """Return a value of YAML or of a table as a type, or ThreestepError. Words of numbers and of truth are taken for
-    these."""
+    """Return a value of YAML or a table as a type, or ThreestepError. Words of numbers and truth may be these."""
     from pydantic import ValidationError
 
     try:

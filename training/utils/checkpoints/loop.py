@@ -224,8 +224,7 @@ class RunCheckpoints(Checkpoints):
         self._retry_at = step + 2 ** min(self._failures - 1, 20) if failed else None
 
     def _rescued(self, step: int, state: Mapping[str, Any]) -> Path | None:
-        """Write the checkpoint of a run that ends now to another folder; None if there is none, or that fails too. A
-        collective."""
+        """Write the checkpoint of an ending run to another folder; None if there is none or it fails. A collective."""
         places: list[str] = []
 
         def find() -> None:

@@ -65,8 +65,7 @@ class ChatTokenizer:
         self.texts = TextTokenizer(tokenizer, self.end_token)
 
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
-        """Return the finder of turns. A tokenizer may have several templates, one of them for tools; each has one
-        finder."""
+        """Return the finder of turns. A tokenizer may have several templates, one for tools; each has a finder."""
         text = self._file
         if text is None:
             text = template_text(self._tokenizer, tools, named_tokenizer(self._tokenizer))
