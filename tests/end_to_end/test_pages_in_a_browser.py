@@ -114,7 +114,12 @@ def test_every_page_fits_a_phone(browser, tmp_path, dark):
     head, *cells = table_rows(curve)
     others = {
         "win.html": pairs_page(
-            "win_rate", {"win_rate": "0.5 (0.4 to 0.6)"}, [LONG_WORD, "b"], [sample], folder=tmp_path
+            "win_rate",
+            {"win_rate": "0.5 (0.4 to 0.6)"},
+            [LONG_WORD, "b"],
+            [sample],
+            folder=tmp_path,
+            settings={"reward model": LONG_WORD},
         ),
         "rows.html": rows_page("phase 2", [LONG_WORD], rows, [(1, 5, 3)]),
         "best_of.html": best_of_page(LONG_WORD, (LONG_WORD, LONG_WORD), curve, (head, cells), drawn=[drawn]),
