@@ -86,7 +86,7 @@ def load_dataset_module(path: str) -> ModuleType:
         if "No module named 'dschat" not in str(refusal):
             raise
         raise ThreestepError(f"{refusal}; import `{_BASE}` and `{_SPLIT}` instead") from refusal
-    defined = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+    defined = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
     own = [each for each in defined if hasattr(each, "get_train_data") or hasattr(each, "get_chosen")]
     own.sort(key=lambda each: each.__name__ == PromptRawDataset.__name__)
     if own and not set(map(where, own)) & set(map(where, _classes.values())):

@@ -110,7 +110,11 @@ def test_a_dataset_by_both_its_splits_or_by_its_own_answer(monkeypatch):
 
 
 def test_the_code_of_a_class_counts(tmp_path):
-    source = "from training.utils.data.raw_dataset import PromptRawDataset as Base\nclass Own(Base):\n    x = {}\n"
+    source = (
+        "from training.utils.data.raw_dataset import PromptRawDataset as Base\n"
+        "from training.utils.data.registry import register_dataset\n"
+        "@register_dataset('own')\nclass Own(Base):\n    x = {}\n"
+    )
     found = []
     for value in ("1", "1", "2"):
         path = tmp_path / "own.py"

@@ -130,7 +130,7 @@ def test_the_table_loads_neither_torch_nor_a_tracker():
         ("Without", "expects 'FILE:Without' to define metrics; add what is missing", ""),
         (
             "Old",
-            "expects a function of (run), got 'FILE:Old', which takes (folder, settings): missing a ",
+            "expects a class of (run), got 'FILE:Old', which takes (folder, settings): missing a ",
             "'settings'",
         ),
     ],
