@@ -165,7 +165,7 @@ def test_what_the_card_tells():
     [
         ("/home/me/runs/sft/model", "gae", ("# PPO", "`sft/model`", "ppo")),
         ("start", "grpo", ("# GRPO", "`start`", "grpo")),
-        ("start", "mine.py:leave_one_out", ("# RL (leave_one_out)", "`start`", "RL (leave_one_out)")),
+        ("start", "mine.py:leave_one_out", ("# RL (leave_one_out)", "`start`", "rl-leave_one_out")),
     ],
 )
 def test_it_names_the_method_and_the_start_model(start, advantage, expected):

@@ -193,7 +193,7 @@ def test_as_many_sequences_as_fit(dry_run, gigabytes, sequences):
     flags = f"--device cuda --device_memory_gb {gigabytes} --gradient_accumulation_steps 3 --max_seq_len 128"
     text = dry_run(main, *flags.split(), "--per_device_train_batch_size", "auto", fits=sequences > 1)
     assert f"auto: --per_device_train_batch_size {sequences} (of 48 in a step; a forward may need" in text
-    assert f"an optimizer step uses 48 sequences ({sequences} x 1 ranks x {48 // sequences})" in text
+    assert f"an optimizer step uses 48 sequences ({sequences} x 1 rank x {48 // sequences})" in text
     needed, free = re.search(r"may need ([\d.e+-]+) GB of ([\d.e+-]+) GB free", text).groups()
     assert (float(needed) <= 0.9 * float(free)) == (sequences > 1)
 
