@@ -96,7 +96,12 @@ sys.meta_path.insert(0, Seen)
 
 
 @pytest.mark.parametrize(
-    "program", ["training.utils.run.launch", "threestep.command", "threestep.plugins.programs.all_steps"]
+    "program",
+    [
+        "training.utils.run.launch",
+        "threestep.command",
+        pytest.param("threestep.plugins.programs.all_steps", marks=pytest.mark.needs_plugin("programs")),
+    ],
 )
 def test_waiting_threads_leave_the_cores_soon_unless_the_user_set_how_long_they_spin(program, tmp_path):
     source = f"{UNTIL_TORCH}import {program}, torch\n"

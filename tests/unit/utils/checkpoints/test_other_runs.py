@@ -36,6 +36,8 @@ def test_an_earlier_run_is_refused(tmp_path, left, words):
         check_earlier_run(CheckpointFolder(tmp_path), resumes=False)
 
 
+@pytest.mark.needs_plugin("audit")
+@pytest.mark.needs_plugin("explain")
 def test_checkpoints_and_figures_are_removed_and_the_model_stays_until_the_end(tmp_path):
     (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)
     kept, removed = {"model", "notes.txt"}, {"checkpoints", "records", "explained"}

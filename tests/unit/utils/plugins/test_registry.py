@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,13 +175,14 @@ def test_hooks_come_after_those_of_plugins_that_are_needed(monkeypatch):
     assert registry.hooks("at_start") == []
 
 
-def _named_modules() -> list[tuple[str, str]]:
+def _named_modules() -> list[Any]:
     """The plugin and the module of every literal plugin_module(PLUGIN, MODULE)."""
     files = [path for folder in ("threestep", "training") for path in (ROOT / folder).rglob("*.py")]
     calls = (each for path in files for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     named = (call.args for call in calls if isinstance(call, ast.Call) and "plugin_module" in ast.unparse(call.func))
     constants = ([part.value for part in args if isinstance(part, ast.Constant)] for args in named)
-    return sorted({(str(found[0]), str(found[1])) for found in constants if len(found) == 2})
+    pairs = sorted({(str(found[0]), str(found[1])) for found in constants if len(found) == 2})
+    return [pytest.param(*pair, marks=pytest.mark.needs_plugin(pair[0])) for pair in pairs]
 
 
 @pytest.mark.parametrize(("plugin", "module"), _named_modules())

@@ -102,7 +102,11 @@ def of_verl(data_source, solution_str, ground_truth, extra_info=None):
         (lambda prompts, responses, ground_truth, data_source: [], "cannot be called .*'level'; begin"),
         (lambda responses, ground_truth, **columns: [], "cannot .*: multiple values for .*; begin it with"),
         (lambda *, prompts, responses, **columns: [], "cannot be called with .*: too many positional arguments; begin"),
-        (of_verl, "expects the argument solution_str, which only verl passes, for one .* `def reward.*map.mine, "),
+        pytest.param(
+            of_verl,
+            "expects the argument solution_str, which only verl passes, for one .* `def reward.*map.mine, ",
+            marks=pytest.mark.needs_plugin("names"),
+        ),
     ],
 )
 def test_functions_that_cannot_be_called(rule, sentence):
@@ -110,6 +114,7 @@ def test_functions_that_cannot_be_called(rule, sentence):
         check_columns({"mine": rule}, ["level"], ([row("7")],))
 
 
+@pytest.mark.needs_plugin("names")
 def test_the_function_that_calls_one_of_verl_runs(tmp_path):
     one = (
         "def one(data_source, solution_str, ground_truth, extra_info=None): return float(solution_str == ground_truth)"
@@ -197,6 +202,7 @@ def test_conversations_are_lists_of_messages():
     ]
 
 
+@pytest.mark.needs_plugin("names")
 @pytest.mark.parametrize("argument", ["completion_ids", "trainer_state", "log_extra", "log_metric", "prompt_ids"])
 def test_arguments_that_only_trl_has(argument):
     made = {}
