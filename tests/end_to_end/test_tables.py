@@ -1,5 +1,5 @@
 """Tables in the documentation are what the programs do today. docs/reference/formats.md has forms of data; each that is
-read teaches the answer. docs/reference/faults.md has mistakes; each ends with that sentence, code 2, and in seconds."""
+read teaches the answer. docs/lab_book/2026-q4-first-hour.md has mistakes; each ends with that sentence, code 2, and in seconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_mistake_ends_with_the_sentence_that_the_page_has(ends, mistake):
     end = ends[mistake.name]
     assert end.code == 2 and end.sentence.startswith("error: ") and "Traceback" not in end.sentence, end
     row = rf"\| {re.escape(mistake.name)} \| [0-9.]+ \| {re.escape(mistake_table.shown(end.sentence))} \|"
-    page = (ROOT / "docs" / "reference" / "faults.md").read_text()
+    page = (ROOT / "docs" / "lab_book" / "2026-q4-first-hour.md").read_text()
     assert re.search(row, page), f"{end}; python -m tests.support.mistake_table prints the table"
     assert not mistake.hub or end.seconds < MOST_HUB_SECONDS  # out of reach
 

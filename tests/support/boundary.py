@@ -18,7 +18,7 @@ PLUGINS = "threestep.plugins"
 # Modules of the core that plugins import: what these promise, they keep. One that no plugin needs leaves the list.
 PUBLIC_MODULES = frozenset((Path(__file__).parent / "public_modules.txt").read_text(encoding="utf-8").split())
 # Of `training/`, and flags that it declares. They shrink, and none grows.
-MOST_CORE_LINES = 41_507
+MOST_CORE_LINES = 41_504
 MOST_CORE_FILES = 244
 MOST_CORE_FLAGS = 167
 # Names that plugins add, by the plugin (`python -m tests.support.known_plugins`).

@@ -1,4 +1,4 @@
-"""Thirty mistakes for docs/reference/faults.md: a command, its seconds on this machine and its sentence.
+"""Thirty mistakes for docs/lab_book/2026-q4-first-hour.md: a command, its seconds on this machine and its sentence.
 
 python -m tests.support.mistake_table
 
