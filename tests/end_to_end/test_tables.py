@@ -1,5 +1,6 @@
 """Tables in the documentation are what the programs do today. docs/reference/formats.md has forms of data; each that is
-read teaches the answer. docs/lab_book/2026-q4-first-hour.md has mistakes; each ends with that sentence, code 2, and in seconds."""
+read teaches the answer. docs/lab_book/2026-q4-first-hour.md has mistakes; each ends with that sentence, code 2, and in
+seconds."""
 
 from __future__ import annotations
 
