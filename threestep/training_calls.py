@@ -24,6 +24,7 @@ from threestep.process_state import silent_bars
 from threestep.result import Result, result_of
 from threestep.row_forms import is_in_memory
 from threestep.running import flags_of, run_here, run_on_ranks
+from training.utils.base.console import WARNINGS
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.arguments import whole_split
 from training.utils.flags.step import known_steps
@@ -176,6 +177,7 @@ def evaluate(task: str, model: Any, rows: Any, *, tokenizer: Any = None, **setti
 
 
 def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> Result:
+    WARNINGS.clear()  # those of an earlier call that failed
     step = next(step for step in known_steps().values() if step.kind == kind)
     rows, num_ranks = call.rows, call.num_ranks
     on_ranks = _check(num_ranks, models, call.settings, in_memory=is_in_memory(rows))

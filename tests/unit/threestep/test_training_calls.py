@@ -22,6 +22,7 @@ from threestep import running, training_calls
 from threestep.mistakes import VARIABLE, in_python
 from threestep.plugins.names.other_names import translated
 from threestep.result import Result
+from training.utils.base.console import WARNINGS
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import random_state_kept, seed_everything
 from training.utils.engine.ranks import startup
@@ -74,6 +75,13 @@ def test_pairs_are_evaluated_from_python_too(monkeypatch):
 
     monkeypatch.setattr(training_calls, "run_here", ran)
     assert threestep.evaluate("pairs", "some/model", "jsonl:pairs.jsonl") == {"accuracy": 0.5}
+
+
+def test_warnings_of_a_call_that_failed_are_not_the_next_ones(here):
+    WARNINGS["of an earlier call"] = None
+    with pytest.raises(ThreestepError, match="no_such_setting"):
+        threestep.sft("start", [{"prompt": "a", "completion": "b"}], no_such_setting=1)
+    assert not WARNINGS
 
 
 def test_a_launchers_ranks_share_paths_alone(monkeypatch):

@@ -28,8 +28,8 @@ class SavedStyle:
     prompt_style: one of PROMPT_STYLES.
     end_of_conversation_token: the flag's; None: the chat template's end of a turn, or the tokenizer's eos.
     template_kwargs: variables of the chat template for every row.
-    prompt_begin, prompt_end: around what is asked, "" if as usual: white space before "Human:" and the "Assistant:"
-        with the white space around it, which parts turns too; of prompts as stored white space at the end.
+    prompt_begin, prompt_end: the text around the question, "" for the usual one: the white space before "Human:", and
+        "Assistant:" with its white space, which also stands between turns; as_stored: the white space at the end.
     """
 
     prompt_style: str
@@ -95,8 +95,7 @@ def save_style(tokenizer: Any, style: SavedStyle) -> None:
 
 
 def saved_style(tokenizer: Any) -> SavedStyle | None:
-    """The style that the tokenizer's model was trained with; None where none is saved. ThreestepError where it is not
-    one of ours."""
+    """The style that the tokenizer's model was trained with; None if none is saved. ThreestepError if not ours."""
     saved = getattr(tokenizer, "init_kwargs", {}).get(KEY)
     if saved is None:
         return None
@@ -116,7 +115,8 @@ def saved_style(tokenizer: Any) -> SavedStyle | None:
             f"{where}: expected end_of_conversation_token to be text and chat_template_kwargs an object, got {end!r} "
             f"and {kwargs!r:.60}; correct them, or remove '{KEY}' and set --prompt_style"
         )
-    return SavedStyle(name, end, kwargs or {}, str(saved.get("prompt_begin", "")), str(saved.get("prompt_end", "")))
+    begin, ending = (text if isinstance(text := saved.get(key), str) else "" for key in ("prompt_begin", "prompt_end"))
+    return SavedStyle(name, end, kwargs or {}, begin, ending)
 
 
 def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
