@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.audit.judge import AGREES, DIFFERS, NOT_JUDGED, Difference, Finding, first_wrong
 from threestep.plugins.audit.recording.schema import FIGURES, STATES, TENSORS
+from training.utils.base.console import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +27,8 @@ def as_lines(head: RecordHead, findings: Sequence[Finding]) -> list[str]:
 def title(head: RecordHead) -> str:
     """The method, where the settings name it, the step and who took it."""
     trainer = " ".join(head.trainer.get(part, "") for part in ("name", "version")).strip() or "unnamed trainer"
-    ranks = "1 rank" if head.ranks == 1 else f"{head.ranks} ranks"
-    return f"{head.settings.get('advantage') or head.objective}, step {head.step:,}, {ranks}, {trainer}"
+    method = head.settings.get("advantage") or head.objective
+    return f"{method}, step {head.step:,}, {counted(head.ranks, 'rank')}, {trainer}"
 
 
 def not_judged(head: RecordHead, findings: Sequence[Finding]) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from threestep.plugins.audit.bisect.rerun import Start, rerun
 from threestep.plugins.audit.quantities.step import AuditedStep
 from threestep.plugins.audit.recording.files import read_record
 from threestep.plugins.audit.recording.schema import DESCRIPTION
+from training.utils.base.console import counted
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def recorded_steps(folder: Path, steps: Sequence[int], update: int) -> list[Audi
 
 def _check_update(step: int, updates: int, update: int) -> None:
     if update > updates:
-        counted = f"{updates} update{'s'[: updates > 1]}"
-        raise ThreestepError(f"--update expects 1 to {updates}, since step {step:,} has {counted}, got {update}")
+        has = counted(updates, "update")
+        raise ThreestepError(f"--update expects 1 to {updates}, since step {step:,} has {has}, got {update}")
 
 
 def _update(folder: Path) -> int:

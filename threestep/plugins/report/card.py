@@ -15,7 +15,7 @@ from threestep.plugins.report.figures.overview import given_text
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.storage import parse_yaml, read_json_object, replace_file
-from training.utils.data.chat.style import KEY
+from training.utils.data.chat.style import KEY, SavedStyle
 from training.utils.data.formats.messages import FRAME
 from training.utils.flags.arguments import defaults_of
 from training.utils.flags.flags import chosen_in
@@ -119,9 +119,16 @@ def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] 
         versions = (read_json_object(str(folder / "environment.json")) or {}).get("versions", {})
         model = out or folder / "model"
         style = (read_json_object(str(model / "tokenizer_config.json")) or {}).get(KEY) or {}
-        frame = style.get("prompt_begin", ""), style.get("prompt_end") or FRAME[1]
+        begin, ending = style.get("prompt_begin", ""), style.get("prompt_end", "")
+        frame = SavedStyle("", prompt_begin=begin, prompt_end=ending).frame
         card = model_card(
-            settings, summary, versions, base_of(settings), exported=exported, frame=frame, chosen=chosen_in(config)
+            settings,
+            summary,
+            versions,
+            base_of(settings),
+            exported=exported,
+            frame=frame,
+            chosen=chosen_in(config),
         )
         replace_file(model / CARD, card)
     except (OSError, ValueError, yaml.YAMLError) as problem:

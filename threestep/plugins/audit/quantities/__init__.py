@@ -12,7 +12,7 @@ __all__ = ["QUANTITIES", "Cause", "Quantity"]
 
 
 def _at_the_backward_pass(loss: Quantity) -> Quantity:
-    """The same number as the backward pass received it, where a record has it or has the loss in one piece."""
+    """The loss that the backward pass received, for records that have it or the whole loss."""
     name = "backward_loss"
     return replace(loss, name=name, applies=lambda step: name in step.head.figures or loss.applies(step))
 
